@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# AEAMSGD on this machine: one ps and two workers.
+SCRIPT=aeamsgd.py
+NUM_PS=${NUM_PS:-1}
+NUM_WORKERS=${NUM_WORKERS:-2}
+# --- identical in every example below this line ---
+# Starts the tasks on free ports of localhost, waits for them, ends them on every way out.
+# From the environment: NUM_PS, NUM_WORKERS, BASE_PORT, PYTHON, LOGDIR, TIMEOUT (seconds,
+# status 124), MAX_RESTARTS (of a task that dies). Every argument goes to the script.
+set -euo pipefail
+
+exec 3>&2
+
+fail() {
+  echo "run.sh: $1" >&3
+  exit "${2:-2}"
+}
+
+number() { # name value least
+  case $2 in
+    '' | *[!0-9]* | ??????????*) fail "$1=$2 is not a whole number" ;;
+  esac
+  [ "$((10#$2))" -ge "$3" ] || fail "$1=$2 must be at least $3"
+}
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+if [ -z "${PYTHON:-}" ]; then
+  PYTHON=$here/../.venv/bin/python
+  [ -x "$PYTHON" ] || PYTHON=python3
+fi
+command -v "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON: no such command"
+number NUM_PS "$NUM_PS" 0
+number NUM_WORKERS "$NUM_WORKERS" 1
+number TIMEOUT "${TIMEOUT:=3600}" 1
+number MAX_RESTARTS "${MAX_RESTARTS:=0}" 0
+[ -z "${BASE_PORT:-}" ] || number BASE_PORT "$BASE_PORT" 1
+
+export PYTHONDONTWRITEBYTECODE=1 # nothing is written outside LOGDIR
+export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"
+: "${LOGDIR:=$here/logdir/$(date +%Y-%m-%d_%H-%M-%S)-$$}"
+previous=
+for argument; do
+  case $argument in
+    -h | --help) exec "$PYTHON" "$here/$SCRIPT" --help ;;
+    --job_name* | --task_index* | --ps_hosts* | --worker_hosts*)
+      fail "$argument: run.sh sets it; start the tasks by hand to choose (see README.md)"
+      ;;
+    --logdir=*) LOGDIR=${argument#--logdir=} ;;
+  esac
+  [ "$previous" != --logdir ] || LOGDIR=$argument
+  previous=$argument
+done
+
+# A run without ps is a single process: no cluster, no ports.
+cluster=()
+if [ "$NUM_PS" -gt 0 ]; then
+  ports=$("$PYTHON" "$here/cluster.py" $((NUM_PS + NUM_WORKERS)) ${BASE_PORT:+"$BASE_PORT"})
+  ps_hosts='' worker_hosts='' count=0
+  for port in $ports; do
+    if [ $((count += 1)) -le "$NUM_PS" ]; then
+      ps_hosts+=,localhost:$port
+    else
+      worker_hosts+=,localhost:$port
+    fi
+  done
+  cluster=(--ps_hosts "${ps_hosts#,}" --worker_hosts "${worker_hosts#,}")
+elif [ "$NUM_WORKERS" -gt 1 ]; then
+  fail "NUM_PS=0 with NUM_WORKERS=$NUM_WORKERS: workers meet at a ps"
+fi
+
+task() { # job index arguments: one task of the run, in this process
+  local role=()
+  [ "$NUM_PS" -eq 0 ] || role=(--job_name "$1" --task_index "$2" "${cluster[@]}")
+  if declare -F task_env >/dev/null; then task_env "$1" "$2"; fi
+  shift 2
+  exec "$PYTHON" "$here/$SCRIPT" ${role[@]+"${role[@]}"} --logdir "$LOGDIR" "$@"
+}
+
+# One process says once what is wrong with the flags or the data, before any server.
+(task worker 0 "$@" --check)
+
+jobs=() indexes=() pids=() restarts=()
+
+cleanup() {
+  local status=$? pid wait
+  trap - EXIT
+  trap '' INT TERM HUP
+  for pid in ${pids[@]+"${pids[@]}"}; do
+    [ -z "$pid" ] || kill "$pid" 2>/dev/null || true
+  done
+  for pid in ${pids[@]+"${pids[@]}"}; do
+    wait=20
+    while [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null && [ $((wait -= 1)) -gt 0 ]; do
+      sleep 0.1
+    done
+    [ -z "$pid" ] || kill -KILL "$pid" 2>/dev/null || true
+  done
+  # The last lines of the tasks are on the screen before the prompt is.
+  wait=20
+  while compgen -G "$LOGDIR/.printing-*" >/dev/null && [ $((wait -= 1)) -gt 0 ]; do
+    sleep 0.05
+  done
+  rm -f "$LOGDIR"/.printing-*
+  exit "$status"
+}
+trap cleanup EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+prefix() { # [job index] marker: standard input, each line labelled
+  local line
+  trap '' INT TERM HUP
+  while IFS= read -r line || [ -n "$line" ]; do
+    printf '%s %s\n' "$1" "$line"
+  done
+  rm -f "$2"
+}
+
+launch() { # slot arguments: starts the task of this slot
+  local slot=$1 job=${jobs[$1]} index=${indexes[$1]}
+  local marker=$LOGDIR/.printing-$job-$index
+  shift
+  : >"$marker"
+  # Not `task | prefix`: $! would be the pid of prefix.
+  (
+    trap - EXIT INT TERM HUP
+    task "$job" "$index" "$@"
+  ) > >(prefix "[$job $index]" "$marker") 2>&1 &
+  pids[slot]=$!
+}
+
+mkdir -p "$LOGDIR" 2>/dev/null || fail "LOGDIR=$LOGDIR cannot be made"
+LOGDIR=$(cd "$LOGDIR" && pwd)
+echo "run.sh: $NUM_PS ps and $NUM_WORKERS workers on localhost, logdir $LOGDIR"
+for ((slot = 0; slot < NUM_PS + NUM_WORKERS; slot++)); do
+  if [ "$slot" -lt "$NUM_PS" ]; then
+    jobs[slot]=ps indexes[slot]=$slot
+  else
+    jobs[slot]=worker indexes[slot]=$((slot - NUM_PS))
+  fi
+  restarts[slot]=0
+  launch "$slot" "$@"
+done
+
+# The first failure ends the run, unless the task may be started again. The chief leaves
+# last: what is still there 10 s after it left well is ended here.
+SECONDS=0
+until=
+exec 2>/dev/null # of bash itself, which would report every killed task
+while :; do
+  left=0
+  for ((slot = 0; slot < NUM_PS + NUM_WORKERS; slot++)); do
+    pid=${pids[slot]}
+    [ -n "$pid" ] || continue
+    left=$((left + 1))
+    ! kill -0 "$pid" 2>/dev/null || continue
+    status=0
+    wait "$pid" || status=$?
+    pids[slot]=
+    left=$((left - 1))
+    name="${jobs[slot]} ${indexes[slot]}"
+    if [ "$status" -eq 0 ]; then
+      [ "$name" != 'worker 0' ] || until=$((SECONDS + 10))
+    elif [ "$status" -ne 2 ] && [ "${restarts[slot]}" -lt "$MAX_RESTARTS" ]; then
+      restarts[slot]=$((restarts[slot] + 1))
+      echo "run.sh: $name ended with status $status; restart ${restarts[slot]} of $MAX_RESTARTS"
+      launch "$slot" "$@"
+      left=$((left + 1))
+    else
+      fail "$name ended with status $status; see ${name/ /-}.log in $LOGDIR" "$status"
+    fi
+  done
+  if [ "$left" -eq 0 ] || [ "$SECONDS" -ge "${until:-$TIMEOUT}" ]; then
+    break
+  fi
+  sleep 0.1
+done
+[ -n "$until" ] || fail "no end after TIMEOUT=$TIMEOUT s" 124

@@ -1,0 +1,96 @@
+"""mirrored: the towers of towers.py under tf.distribute.MirroredStrategy.
+
+    device k   holds a copy of w, computes g_k := ∇ loss(w; mini-batch k)
+    all        all-reduce: every copy takes the same step, w ← w − η (1/N) ∑ g_k
+
+The strategy places the model and adds up the gradients; the numbers are the same. With
+fewer GPUs than copies these are on logical CPU devices.
+Run: python mirrored.py --devices 2
+"""
+
+import cluster
+import problem
+from cluster import tf  # tensorflow.compat.v1, imported when it is first used
+
+
+def devices(count):
+    """Returns the names of `count` devices: GPUs, or, and says so, logical CPUs."""
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    kind = "gpu" if gpus >= count else "cpu"
+    if kind == "cpu":
+        print(f"{gpus} GPUs for {count} copies: they stand on logical CPU devices")
+    return [f"{kind}:{k}" for k in range(count)]
+
+
+def graph(args, strategy, start, batch, loss):
+    """Returns the mean loss of the copies, with the update done, and the variable."""
+    with strategy.scope():
+        center = tf.get_variable(
+            "center",
+            initializer=start,
+            # What the copies assign, the strategy averages first.
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+
+    def step():
+        k = tf.distribute.get_replica_context().replica_id_in_sync_group
+        # g_k := ∇ loss(w; mini-batch k),  w ← w − η (1/N) ∑ g_k   (device k)
+        w = center.read_value()
+        value = loss(w, batch(tf.get_static_value(k)))
+        (gradient,) = tf.gradients(value, w)
+        push = center.assign_sub(args.learning_rate * gradient)
+        with tf.control_dependencies([push]):
+            return tf.identity(value)
+
+    losses = strategy.run(step)
+    return strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None), center
+
+
+def session_config(names):
+    """Returns a config with logical CPU devices, memory growth and soft placement."""
+    config = tf.ConfigProto(
+        device_count={"CPU": len(names)},
+        allow_soft_placement=True,  # what has no GPU kernel runs on the CPU
+    )
+    config.gpu_options.allow_growth = True  # not all of a GPU's memory at once
+    return config
+
+
+def main():
+    parser = cluster.parser(__doc__)
+    add = parser.add_argument
+    add("--devices", type=cluster.positive_int, default=2, help="N, copies")
+    args = cluster.parse(parser)
+    cluster.begin(args, problem.check)
+    data = problem.load(args.data)
+    shapes, names = problem.shapes(data), devices(args.devices)
+    strategy = tf.distribute.MirroredStrategy(
+        names, tf.distribute.ReductionToOneDevice()
+    )
+    shards = [
+        problem.batches(data, args.batch_size, args.seed, k, len(names))
+        for k in range(len(names))
+    ]
+    value, center = graph(
+        args,
+        strategy,
+        lambda: problem.initial(shapes, args.seed),
+        lambda k: shards[k][0].get_next(),
+        lambda w, batch: problem.loss(w, batch, shapes),
+    )
+    evaluation, feed = problem.evaluation(center.read_value(), data, shapes)
+    with tf.Session(config=session_config(names)) as session:
+        session.run(tf.global_variables_initializer())
+        for batches, rows in shards:
+            session.run(batches.initializer, rows)
+        train = session.make_callable(value)
+        for step in range(1, args.steps + 1):
+            mean = train()
+            if step % max(1, args.steps // 10) == 0:
+                print(f"step {step}/{args.steps}  loss {mean:.4f}")
+        _, accuracy = session.run(evaluation, feed)
+        print(f"test accuracy {accuracy:.4f} after {args.steps} steps")
+
+
+if __name__ == "__main__":
+    cluster.run(main)

@@ -1,0 +1,88 @@
+"""towers: one process, the model once per device, one averaged gradient per step.
+
+    device k   computes g_k := ∇ loss(w; mini-batch k), all at the same w
+    cpu:0      holds w, averages: w ← w − η (1/N) ∑ g_k
+
+In-graph replication: no ps, no messages, and no other machine either. The numbers are
+those of Synchronous-SGD. With fewer GPUs than towers these are logical CPU devices.
+Run: python towers.py --devices 2
+"""
+
+import cluster
+import problem
+from cluster import tf  # tensorflow.compat.v1, imported when it is first used
+
+
+def devices(count):
+    """Returns the names of `count` devices: GPUs, or, and says so, logical CPUs."""
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    kind = "gpu" if gpus >= count else "cpu"
+    if kind == "cpu":
+        print(f"{gpus} GPUs for {count} towers: they stand on logical CPU devices")
+    return [f"{kind}:{k}" for k in range(count)]
+
+
+def graph(args, names, center, batch, loss):
+    """Returns the losses of the towers and the update; `batch(k)` is tower k's."""
+    losses, gradients = [], []
+    for k, name in enumerate(names):
+        # g_k := ∇ loss(w; mini-batch k)   (device k)
+        inputs = batch(k)
+        with tf.device(name):
+            w = center.read_value()
+            losses.append(loss(w, inputs))
+            gradients += tf.gradients(losses[-1], w)
+    # w ← w − η (1/N) ∑ g_k   (cpu:0, once all towers have read w)
+    with tf.device("cpu:0"):
+        mean = tf.add_n(gradients) / len(names)
+        return losses, center.assign_sub(args.learning_rate * mean, read_value=False)
+
+
+def session_config(names):
+    """Returns a config with logical CPU devices, memory growth and soft placement."""
+    config = tf.ConfigProto(
+        device_count={"CPU": len(names)},
+        allow_soft_placement=True,  # what has no GPU kernel runs on the CPU
+    )
+    config.gpu_options.allow_growth = True  # not all of a GPU's memory at once
+    return config
+
+
+def main():
+    parser = cluster.parser(__doc__)
+    add = parser.add_argument
+    add("--devices", type=cluster.positive_int, default=2, help="N, towers")
+    args = cluster.parse(parser)
+    cluster.begin(args, problem.check)
+    data = problem.load(args.data)
+    shapes, names = problem.shapes(data), devices(args.devices)
+    with tf.device("cpu:0"):
+        start = problem.initial(shapes, args.seed)
+        center = tf.get_variable("center", initializer=start)
+        shards = [
+            problem.batches(data, args.batch_size, args.seed, k, len(names))
+            for k in range(len(names))
+        ]
+    losses, update = graph(
+        args,
+        names,
+        center,
+        lambda k: shards[k][0].get_next(),
+        lambda w, batch: problem.loss(w, batch, shapes),
+    )
+    evaluation, feed = problem.evaluation(center, data, shapes)
+    with tf.Session(config=session_config(names)) as session:
+        session.run(tf.global_variables_initializer())
+        for batches, rows in shards:
+            session.run(batches.initializer, rows)
+        train = session.make_callable([losses, update])
+        for step in range(1, args.steps + 1):
+            values, _ = train()
+            if step % max(1, args.steps // 10) == 0:
+                print(f"step {step}/{args.steps}  loss {sum(values) / len(names):.4f}")
+        _, accuracy = session.run(evaluation, feed)
+        print(f"test accuracy {accuracy:.4f} after {args.steps} steps")
+
+
+if __name__ == "__main__":
+    cluster.run(main)

@@ -1,0 +1,208 @@
+"""The learning problem: handwritten digits and a small multilayer perceptron.
+
+The same file in every folder, so that results compare. It is the file to replace
+with a problem of your own: keep the function names and what they return, and every
+scheme runs on it. The schemes see the parameters as one flat vector, the center
+variable; `shapes` says how the model cuts it into weights and biases.
+"""
+
+import collections
+import importlib.util
+import os
+
+import numpy as np
+
+import cluster
+from cluster import tf
+
+HIDDEN = 64  # units of the hidden layer
+
+Data = collections.namedtuple("Data", "x_train y_train x_test y_test")
+
+# --- Data ---------------------------------------------------------------------
+
+
+def check(name):
+    """Ends the program (status 2) when data set `name` cannot be used.
+
+    Cheap for the digits, which ship inside scikit-learn; loads anything else.
+    """
+    if name != "digits":
+        load(name)
+
+
+def load(name):
+    """Returns the data set as `Data`: x float32 [n, features], y int32 [n].
+
+    `name` is digits, mnist, fashion_mnist, or a .npz file with Keras' keys x_train,
+    y_train, x_test, y_test; integer images are scaled by their largest value. Ends
+    the program with one sentence and status 2 when the data set cannot be used.
+    """
+    if name == "digits":
+        # The file behind sklearn.datasets.load_digits; scikit-learn itself would take
+        # a second to import. A fixed shuffle: its writers come in order.
+        package = os.path.dirname(importlib.util.find_spec("sklearn").origin)
+        path = os.path.join(package, "datasets", "data", "digits.csv.gz")
+        table = np.loadtxt(path, delimiter=",").astype(np.uint8)
+        table = np.random.default_rng(0).permutation(table)
+        x, y = table[:, :-1], table[:, -1]
+        arrays = {"x_train": x[360:], "y_train": y[360:]}
+        arrays.update(x_test=x[:360], y_test=y[:360])
+    elif name in ("mnist", "fashion_mnist"):
+        arrays = _download(name)
+    else:
+        arrays = _read(name)
+    return _checked(name, arrays)
+
+
+def _download(name):
+    """Returns a data set of `tf.keras.datasets`, downloaded on first use."""
+    try:
+        (x, y), (x_test, y_test) = getattr(tf.keras.datasets, name).load_data()
+    except Exception as error:
+        cluster.fail(
+            f"--data {name}: the download failed ({str(error).splitlines()[0]}); "
+            f"use --data digits, or --data FILE.npz with a copy of Keras' {name}.npz"
+        )
+    return {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
+
+
+def _read(name):
+    """Returns the arrays of a .npz file."""
+    if not name.endswith(".npz"):
+        cluster.fail(
+            f"--data {name}: choose digits, mnist, fashion_mnist or a .npz file"
+        )
+    if not os.path.isfile(name):
+        cluster.fail(f"--data {name}: no such file")
+    try:
+        with np.load(name, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except Exception as error:
+        cluster.fail(f"--data {name}: not a readable .npz file ({error})")
+
+
+def _checked(name, arrays):
+    """Returns `arrays` as `Data`, or ends the program with what is wrong."""
+
+    def wrong(sentence):
+        cluster.fail(f"--data {name}: {sentence}")
+
+    missing = [key for key in Data._fields if key not in arrays]
+    if missing:
+        wrong(f"has no {missing[0]}; found {', '.join(sorted(arrays)) or 'nothing'}")
+    for part in ("train", "test"):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        if not len(x.shape) or not x.size or not y.size:
+            wrong(f"x_{part} {x.shape} and y_{part} {y.shape} must not be empty")
+        if not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
+            wrong(f"x_{part} must hold finite numbers")
+        if y.ndim != 1 or len(x) != len(y):
+            wrong(f"y_{part} {y.shape} must be one label for each of {len(x)} images")
+        if not np.issubdtype(y.dtype, np.integer):
+            wrong(f"y_{part} must hold integers, not {y.dtype}")
+        if x.shape[1:] != arrays["x_train"].shape[1:]:
+            wrong(f"x_test images {x.shape[1:]} differ in shape from x_train's")
+    classes = len(np.unique(arrays["y_train"]))
+    for part in ("train", "test"):
+        outside = [
+            int(v) for v in np.unique(arrays[f"y_{part}"]) if not 0 <= v < classes
+        ]
+        if outside:
+            wrong(
+                f"y_{part} has label {outside[0]}; the {classes} classes of y_train "
+                f"must be numbered 0 to {classes - 1}"
+            )
+    scale = 1.0
+    if np.issubdtype(arrays["x_train"].dtype, np.integer):
+        scale = 1.0 / max(1, int(arrays["x_train"].max()))
+    x_train, x_test = (
+        arrays[key].reshape(len(arrays[key]), -1).astype(np.float32) * np.float32(scale)
+        for key in ("x_train", "x_test")
+    )
+    y_train, y_test = (arrays[key].astype(np.int32) for key in ("y_train", "y_test"))
+    return Data(x_train, y_train, x_test, y_test)
+
+
+def batches(data, batch_size, seed, worker=0, workers=1):
+    """Returns the mini-batches of one worker as (iterator, feed).
+
+    Worker k of N trains on rows k, k + N, k + 2N ...: the shards are disjoint and
+    complete. `iterator.get_next()` is a batch x float32 [batch_size, features],
+    y int32 [batch_size]; every evaluation of it is a fresh one. `feed` is what
+    `iterator.initializer` wants to be fed, so that the data is not in the graph.
+    """
+    x, y = data.x_train[worker::workers], data.y_train[worker::workers]
+    if not len(y):
+        cluster.fail(f"{len(data.y_train)} training rows for {workers} workers")
+    images = tf.placeholder(x.dtype, x.shape)
+    labels = tf.placeholder(y.dtype, y.shape)
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels))
+    dataset = dataset.shuffle(len(y), seed=seed + worker).repeat()
+    dataset = dataset.batch(batch_size).prefetch(2)
+    iterator = tf.data.make_initializable_iterator(dataset)
+    return iterator, {images: x, labels: y}
+
+
+# --- Model --------------------------------------------------------------------
+
+
+def shapes(data):
+    """Returns the shapes of the parameters, in the order `model` takes them."""
+    features, classes = data.x_train.shape[1], int(data.y_train.max()) + 1
+    return [(features, HIDDEN), (HIDDEN,), (HIDDEN, classes), (classes,)]
+
+
+def model(parameters, images):
+    """Returns the logits [n, classes] of images [n, features]."""
+    w1, b1, w2, b2 = parameters
+    return tf.nn.relu(images @ w1 + b1) @ w2 + b2
+
+
+def initial(shapes, seed):
+    """Returns the flat start vector [P], float32: He's normal weights, zero biases.
+
+    Source: He et al. 2015, arXiv 1502.01852, equation 10.
+    """
+    pieces = []
+    for number, shape in enumerate(shapes):
+        if len(shape) == 1:
+            pieces.append(tf.zeros(shape))
+            continue
+        normal = tf.random.stateless_normal(shape, seed=[seed, number])
+        pieces.append(tf.reshape(normal * (2.0 / shape[0]) ** 0.5, [-1]))
+    return tf.concat(pieces, axis=0)
+
+
+def parameters(vector, shapes):
+    """Cuts the flat vector [P] into tensors of the given shapes."""
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    pieces = tf.split(vector, sizes)
+    return [tf.reshape(*pair) for pair in zip(pieces, shapes, strict=True)]
+
+
+def loss(vector, batch, shapes):
+    """Returns the mean cross-entropy (nats, scalar) of the model on a batch."""
+    images, labels = batch
+    logits = model(parameters(vector, shapes), images)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=labels, logits=logits
+    )
+    return tf.reduce_mean(losses)
+
+
+def accuracy(vector, batch, shapes):
+    """Returns the share of a batch (scalar, 0 to 1) that the model gets right."""
+    images, labels = batch
+    guess = tf.argmax(model(parameters(vector, shapes), images), 1)
+    right = tf.equal(guess, tf.cast(labels, tf.int64))
+    return tf.reduce_mean(tf.cast(right, tf.float32))
+
+
+def evaluation(vector, data, shapes):
+    """Returns the loss and accuracy on the test set as (tensors, feed)."""
+    images = tf.placeholder(data.x_test.dtype, data.x_test.shape)
+    labels = tf.placeholder(data.y_test.dtype, data.y_test.shape)
+    batch = images, labels
+    tensors = loss(vector, batch, shapes), accuracy(vector, batch, shapes)
+    return tensors, {images: data.x_test, labels: data.y_test}

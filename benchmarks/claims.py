@@ -1,0 +1,630 @@
+"""The papers' claims on real processes: the schemes' own run.sh, tables and figures.
+
+    window     accuracy against the communication window T at an equal number of
+               gradients, a line per scheme, with the bytes that were pushed
+    rate       HogWild's accuracy against learning rate and number of workers, with
+               the staleness that was measured
+    straggler  one worker about four times slower: seconds and dropped gradients of four
+               schemes that apply the same number of gradients
+
+Workers of different processes on few cores do not run at the same time. So each
+gradient is made to take longer by --slow_workers: sleeping workers do run in
+parallel, and the staleness comes out as with N machines. The accuracy is that of the
+center variable. Training that diverged is drawn as such, at chance.
+
+Writes claims.md, a figure per part, and claims-runs.json, in which finished runs are
+kept; the next start repeats none whose example is unchanged.
+
+    python benchmarks/claims.py                      everything
+    python benchmarks/claims.py --only rate
+    python benchmarks/claims.py --quick --out DIR    a test of the script
+    python benchmarks/claims.py --write-readme       pastes, measures nothing
+"""
+
+import json
+import sys
+import time
+from collections import namedtuple
+
+import runs
+
+PARTS = ("window", "rate", "straggler")
+CHANCE = 0.1  # of ten digits
+TRAINS = 0.9  # the accuracy from which on a run counts as one that trains
+
+# window: N = 4; gradients in all, so that steps = GRADIENTS / T is whole
+WINDOWS = (1, 4, 16, 64)
+GRADIENTS = 4096
+WORKERS = 4
+GRADIENT_SECONDS = 0.005
+
+# rate
+RATES = (0.1, 0.2, 0.4, 0.8, 1.2, 1.6)
+COUNTS = (1, 2, 4, 8)
+RATE_STEPS = 3000
+
+# straggler: worker 3 of 4
+FAST, SLOW = 0.01, 0.04
+STRAGGLER_GRADIENTS = 2000
+
+# What an event simulation of the same model on the same digits gave, with staleness
+# N - 1 and atomic pushes: test accuracies, and the largest rate that trains.
+SIMULATED_WINDOW = {
+    "DOWNPOUR, fixed rate": (0.969, 0.971, 0.214, 0.215),
+    "AGN": (0.969, 0.962, 0.943, 0.826),
+    "AEASGD": (0.967, 0.968, 0.969, 0.968),
+    "AEAMSGD": (0.962, 0.964, 0.967, 0.968),
+}
+SIMULATED_RATE = {1: 0.8, 2: 0.8, 4: 0.4, 8: 0.2}
+
+# A run: what it is called, the example, its flags, its workers, a guess of its
+# seconds, and (old, new) where it runs a copy of the script with one text replaced.
+Run = namedtuple(
+    "Run", "part label x folder flags workers cost change", defaults=[None]
+)
+
+# DOWNPOUR with a fixed rate on the ps pushes the sum of a window to plain SGD: that is
+# AGN but for the division by T. No example is this, as it does not hold.
+SUM = ("send(total / args.window, center)", "send(total, center)")
+
+
+# --- The runs -----------------------------------------------------------------
+
+
+def window_lines():
+    """Returns the schemes of part window: (label, folder, flags, change)."""
+    adagrad = ["--learning_rate", 0.1, "--server_learning_rate", 0.05]
+    momentum = ["--learning_rate", 0.05, "--beta", 0.9, "--momentum", 0.9]
+    return [
+        ("DOWNPOUR, fixed rate", "AGN", ["--learning_rate", 0.1], SUM),
+        ("DOWNPOUR-Easy, Adagrad on the ps", "DOWNPOUR-Easy", adagrad, None),
+        ("AGN", "AGN", ["--learning_rate", 0.1], None),
+        ("AEASGD", "AEASGD", ["--learning_rate", 0.4, "--beta", 0.9], None),
+        ("AEAMSGD", "AEAMSGD", momentum, None),
+    ]
+
+
+def window_runs(scale):
+    """Returns the runs of part window."""
+    found = []
+    for label, folder, rates, change in window_lines():
+        for window in WINDOWS:
+            steps = max(1, int(GRADIENTS * scale) // window)
+            flags = [*rates, "--window", window, "--steps", steps]
+            flags += ["--slow_workers", GRADIENT_SECONDS]
+            run = Run("window", label, window, folder, flags, WORKERS, 22, change)
+            found.append(run)
+    return found
+
+
+def rate_runs(scale):
+    """Returns the runs of part rate.
+
+    A gradient takes longer, the more workers there are, so that the processors of a
+    small machine are not what the workers wait for.
+    """
+    found = []
+    for workers in COUNTS:
+        for rate in RATES:
+            flags = ["--learning_rate", rate, "--steps", int(RATE_STEPS * scale)]
+            if workers > 1:
+                flags += ["--slow_workers", 0.0025 * workers]
+            cost = 12 + 3 * workers
+            found.append(Run("rate", workers, rate, "HogWild", flags, workers, cost))
+    return found
+
+
+def straggler_runs(scale):
+    """Returns the runs of part straggler.
+
+    The rates are such that each gradient has the same weight: a mean of n gradients
+    has n times the rate of one, and Dynamic-SGD divides by the staleness + 1.
+    """
+    slow = f"{FAST},{FAST},{FAST},{SLOW}"
+    schemes = [
+        ("Synchronous-SGD, all equally fast", "Synchronous-SGD", [], 4, 0.4, FAST),
+        ("Synchronous-SGD", "Synchronous-SGD", [], 4, 0.4, slow),
+        (
+            "Synchronous-SGD, a backup worker",
+            "Synchronous-SGD",
+            ["--replicas_to_aggregate", 3],
+            3,
+            0.3,
+            slow,
+        ),
+        ("HogWild", "HogWild", [], 1, 0.1, slow),
+        ("Dynamic-SGD", "Dynamic-SGD", [], 1, 0.4, slow),
+    ]
+    found = []
+    for label, folder, more, gradients, rate, seconds in schemes:
+        steps = max(1, int(STRAGGLER_GRADIENTS * scale / gradients))
+        flags = [*more, "--learning_rate", rate, "--steps", steps]
+        flags += ["--slow_workers", seconds]
+        found.append(Run("straggler", label, steps, folder, flags, WORKERS, 30))
+    return found
+
+
+PLANS = {"window": window_runs, "rate": rate_runs, "straggler": straggler_runs}
+
+
+def plan(parts, scale=1.0, every=1):
+    """Returns the runs of the parts; those of examples that are not there are left out.
+
+    `every` 2 takes the second, fourth, ... of each part only.
+    """
+    there = set(runs.examples())
+    found = []
+    for part in parts:
+        found += PLANS[part](scale)[every - 1 :: every]
+    for folder in sorted({run.folder for run in found} - there):
+        print(f"claims.py: no folder {folder}, its runs are left out", file=sys.stderr)
+    return [run for run in found if run.folder in there]
+
+
+class Cache:
+    """The finished runs, by command, in a JSON file."""
+
+    def __init__(self, path, again=False):
+        self.path = path
+        fresh = again or not path.exists()
+        self.runs = {} if fresh else json.loads(path.read_text())
+
+    @staticmethod
+    def key(run):
+        """Returns the command of a run, which is what it is known by."""
+        flags = " ".join(map(str, run.flags))
+        changed = f"  # with {run.change[1]}" if run.change else ""
+        return f"NUM_WORKERS={run.workers} bash {run.folder}/run.sh {flags}{changed}"
+
+    def get(self, run):
+        """Returns the result of a run, None if it is not there or of other code."""
+        entry = self.runs.get(self.key(run))
+        if entry and entry["code"] == runs.fingerprint(run.folder):
+            return entry["result"]
+        return None
+
+    def put(self, run, result):
+        """Keeps the result of a run, on disk at once."""
+        code = runs.fingerprint(run.folder)
+        self.runs[self.key(run)] = {"code": code, "result": result}
+        runs.write_json(self.path, self.runs)
+
+
+def measure(planned, cache, timeout):
+    """Makes the runs that are not in the cache, one at a time."""
+    progress = runs.Progress([0 if cache.get(run) else run.cost for run in planned])
+    for run in planned:
+        result, seconds = cache.get(run), None
+        if result is None:
+            began = time.monotonic()
+            result = runs.run_example(
+                run.folder, run.flags, 1, run.workers, timeout, run.change
+            )
+            seconds = time.monotonic() - began
+            cache.put(run, result)
+        what = "diverged" if "diverged" in result else f"{accuracy(result):.3f}"
+        progress.add(f"{run.part}: {run.label}, {run.x}: {what}", seconds)
+
+
+# --- Tables -------------------------------------------------------------------
+
+
+def accuracy(result):
+    """Returns the test accuracy of a run, chance for one that diverged."""
+    return CHANCE if "diverged" in result else result["test_accuracy"]
+
+
+def grid(planned, cache):
+    """Returns {label: {x: result}} of the runs that are done, in their order."""
+    found = {}
+    for run in planned:
+        result = cache.get(run)
+        if result is not None:
+            found.setdefault(run.label, {})[run.x] = result
+    return found
+
+
+def percent(result):
+    """Returns a run's accuracy as a cell."""
+    if result is None:
+        return "-"
+    if "diverged" in result:
+        return "diverged"
+    return f"{100 * result['test_accuracy']:.1f} %"
+
+
+def trains(result):
+    """Says whether a run came to a useful accuracy."""
+    return accuracy(result) >= TRAINS
+
+
+def megabytes(found, window):
+    """Returns what a run pushes at a window as a cell, in MB: the same for all."""
+    for row in found.values():
+        if "bytes_pushed" in row.get(window, {}):
+            return f"{row[window]['bytes_pushed'] / 1e6:.2f}"
+    return "-"
+
+
+def window_text(found, name):
+    """Returns the markdown of part window."""
+    rows = [
+        [label, *(percent(row.get(window)) for window in WINDOWS)]
+        for label, row in found.items()
+    ]
+    rows.append(["MB pushed", *(megabytes(found, window) for window in WINDOWS)])
+    text = "### Accuracy against window\n\n![accuracy against window]"
+    text += f"({name}-window.png)\n\n"
+    text += runs.table(["test accuracy", *(f"T = {w}" for w in WINDOWS)], rows)
+    text += (
+        f"\nN = {WORKERS}, about {GRADIENTS} gradients in every cell, each "
+        f"{1000 * GRADIENT_SECONDS:g} ms longer by a sleep.\n"
+    )
+    seen = []
+    for label in ("AEASGD", "AEAMSGD"):
+        row = found.get(label, {})
+        ends = [row.get(w) for w in (WINDOWS[0], WINDOWS[-1])]
+        if all(end and "diverged" not in end for end in ends):
+            share = ends[0]["bytes_pushed"] / ends[1]["bytes_pushed"]
+            seen.append(
+                f"{label} at T = {WINDOWS[-1]} has {percent(ends[1])} where T = 1 has "
+                f"{percent(ends[0])}, with 1/{share:.0f} of the bytes."
+            )
+    for label, expected in SIMULATED_WINDOW.items():
+        for window, value in zip(WINDOWS, expected, strict=True):
+            result = found.get(label, {}).get(window)
+            if result and trains(result) != (value >= TRAINS):
+                seen.append(
+                    f"{label} at T = {window}: {percent(result)} here, "
+                    f"{100 * value:.1f} % in the simulation."
+                )
+    return text + sentences(seen)
+
+
+def largest(row):
+    """Returns the largest rate up to which every smaller one trains too, or None."""
+    best = None
+    for rate in sorted(row):
+        if not trains(row[rate]):
+            break
+        best = rate
+    return best
+
+
+def rate_text(found, name):
+    """Returns the markdown of part rate."""
+    text = "### Accuracy against learning rate and number of workers\n\n"
+    text += f"![accuracy against rate and workers]({name}-rate.png)\n\n"
+    rows = []
+    for workers, row in found.items():
+        cells = []
+        for rate in RATES:
+            result = row.get(rate)
+            stale = "" if not result else result.get("mean_staleness")
+            more = f" ({stale:.1f})" if isinstance(stale, float) else ""
+            cells.append(percent(result) + more)
+        rows.append([f"N = {workers}", *cells])
+    text += runs.table(["HogWild", *(f"η = {rate:g}" for rate in RATES)], rows)
+    text += (
+        f"\n{RATE_STEPS} updates; in brackets the mean staleness. The largest rate "
+        f"that still trains\n(accuracy of {TRAINS:g} or more, at every smaller rate "
+        "too):\n\n"
+    )
+    rows = []
+    for workers, row in found.items():
+        best = largest(row)
+        rows.append([workers, best or "none", SIMULATED_RATE.get(workers, "-")])
+    return text + runs.table(["N", "here", "simulated, staleness N − 1"], rows)
+
+
+def straggler_text(found, name):
+    """Returns the markdown of part straggler."""
+    text = "### One slow worker of four\n\n![one slow worker]"
+    text += f"({name}-straggler.png)\n\n"
+    rows = []
+    for label, row in found.items():
+        (result,) = row.values()
+        if "diverged" in result:
+            rows.append([label, "diverged", "-", "-", "-", "-"])
+            continue
+        counts = result["rounds_per_worker"]
+        rows.append(
+            [
+                label,
+                f"{result['seconds']:.1f}",
+                result["global_steps"],
+                result["gradients_dropped"],
+                " ".join(str(counts[key]) for key in sorted(counts)),
+                percent(result),
+            ]
+        )
+    header = ["", "seconds", "updates", "gradients dropped", "rounds of each worker"]
+    text += runs.table([*header, "test accuracy"], rows)
+    return text + (
+        f"\n{STRAGGLER_GRADIENTS} gradients are applied in each run; a gradient takes "
+        f"{1000 * FAST:g} ms longer, the slow worker's {1000 * SLOW:g} ms.\n"
+    )
+
+
+def sentences(seen):
+    """Returns the sentences as a markdown list."""
+    return "\n" + "".join(f"- {sentence}\n" for sentence in seen) if seen else ""
+
+
+TEXTS = {"window": window_text, "rate": rate_text, "straggler": straggler_text}
+
+
+# --- The claims, one by one ---------------------------------------------------
+
+
+def said(holds):
+    """Returns a verdict as a cell; None: not measured."""
+    return "-" if holds is None else "yes" if holds else "**no**"
+
+
+def window_claims(found):
+    """Yields (claim, who says so, seen, whether it holds) of part window."""
+
+    def values(label, windows=WINDOWS):
+        row = found.get(label, {})
+        return [row[window] for window in windows if window in row]
+
+    def seen(results, windows=WINDOWS):
+        cells = map(percent, results)
+        text = ", ".join(cells) or "-"
+        return f"{text} at T = {', '.join(map(str, windows))}"
+
+    long = WINDOWS[2:]
+    fixed = values("DOWNPOUR, fixed rate", long)
+    yield (
+        "with a fixed rate on the ps, DOWNPOUR fails at long windows",
+        "Zhang et al. 2015",
+        seen(fixed, long),
+        not any(map(trains, fixed)) if fixed else None,
+    )
+    adagrad = values("DOWNPOUR-Easy, Adagrad on the ps")
+    yield (
+        "Adagrad on the ps bears a window's sum",
+        "Dean et al. 2012",
+        seen(adagrad),
+        all(map(trains, adagrad)) if adagrad else None,
+    )
+    agn = values("AGN")
+    holds = None
+    if agn and fixed:
+        holds = min(map(accuracy, agn[2:])) > max(map(accuracy, fixed))
+    yield (
+        "the mean of a window holds where its sum fails",
+        "Hermans et al. 2017",
+        seen(agn),
+        holds,
+    )
+    for label in ("AEASGD", "AEAMSGD"):
+        row = values(label)
+        holds = None
+        if row:
+            holds = accuracy(row[-1]) > accuracy(row[0]) - 0.01 and trains(row[-1])
+        yield (
+            f"{label} keeps its accuracy at 1/{WINDOWS[-1]} of the bytes",
+            "Zhang et al. 2015",
+            seen(row),
+            holds,
+        )
+    ends = [values(label, WINDOWS[-1:]) for label in ("AGN", "AEASGD")]
+    holds = None
+    if all(ends):
+        holds = accuracy(ends[0][0]) >= accuracy(ends[1][0])
+    yield (
+        f"AGN is ahead of AEASGD at T = {WINDOWS[-1]}",
+        "Hermans et al. 2017, of time, not of gradients",
+        " against ".join(percent(end[0]) for end in ends if end) or "-",
+        holds,
+    )
+
+
+def rate_claims(found):
+    """Yields the claims of part rate."""
+    best = {workers: largest(row) for workers, row in found.items()}
+    holds = None
+    if len(best) > 1:
+        rates = [best[workers] or 0 for workers in sorted(best)]
+        holds = rates[-1] < rates[0] and sorted(rates, reverse=True) == rates
+    yield (
+        "the largest working rate falls as workers are added",
+        "stability of delayed SGD",
+        ", ".join(f"N = {n}: {rate or 'none'}" for n, rate in best.items()),
+        holds,
+    )
+
+
+def straggler_claims(found):
+    """Yields the claims of part straggler."""
+    done = {label: result for label, row in found.items() for result in row.values()}
+    seconds = {
+        label: result["seconds"]
+        for label, result in done.items()
+        if "seconds" in result
+    }
+    sync = seconds.get("Synchronous-SGD")
+    for label, claim, source in (
+        (
+            "Synchronous-SGD, a backup worker",
+            "a backup worker hides a straggler",
+            "Chen et al. 2016",
+        ),
+        ("HogWild", "without a lock nobody waits for it", "Niu et al. 2011"),
+        ("Dynamic-SGD", "nor with staleness-scaled updates", "Jiang et al. 2017"),
+    ):
+        other = seconds.get(label)
+        both = sync is not None and other is not None
+        text = f"{other:.1f} s against {sync:.1f} s" if both else "-"
+        yield claim, source, text, other < 0.7 * sync if both else None
+
+
+CLAIMS = {"window": window_claims, "rate": rate_claims, "straggler": straggler_claims}
+
+
+def claims_text(found):
+    """Returns the table of the claims and what is seen of them."""
+    rows = [
+        [claim, source, seen, said(holds)]
+        for part, results in found.items()
+        if results
+        for claim, source, seen, holds in CLAIMS[part](results)
+    ]
+    return "### The claims\n\n" + runs.table(
+        ["claim", "source", "seen here", "holds"], rows, left=4
+    )
+
+
+# --- Figures ------------------------------------------------------------------
+
+
+def pyplot():
+    """Returns matplotlib's pyplot, drawing to files only."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"figure.dpi": 110, "font.size": 10, "axes.grid": False})
+    return plt
+
+
+def window_figure(found, path):
+    """Draws a line per scheme: accuracy against window, the bytes below it."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
+    for (label, row), mark in zip(found.items(), "osD^vP*", strict=False):
+        at = [WINDOWS.index(window) for window in row]
+        values = [100 * accuracy(result) for result in row.values()]
+        (line,) = axes.plot(at, values, marker=mark, label=label)
+        for place, result in zip(at, row.values(), strict=True):
+            if "diverged" in result:
+                axes.plot(place, 100 * CHANCE, "x", color=line.get_color(), ms=13)
+    axes.axhline(100 * CHANCE, color="grey", lw=0.8, ls=":")
+    axes.text(0, 100 * CHANCE + 1, "chance", color="grey", va="bottom")
+    ticks = []
+    for window in WINDOWS:
+        ticks.append(f"{window}\n{megabytes(found, window)} MB")
+    axes.set_xticks(range(len(WINDOWS)), ticks)
+    axes.set_xlabel("communication window T, and what all workers push in the run")
+    axes.set_ylabel("test accuracy of the center variable, %")
+    axes.set_title(f"{WORKERS} workers, the same number of gradients at every window")
+    axes.set_ylim(0, 103)
+    axes.legend(loc="center left", frameon=False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def rate_figure(found, path):
+    """Draws the heat map of accuracy over rate and workers, staleness in each cell."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+    values = [
+        [100 * accuracy(row[rate]) if row.get(rate) else float("nan") for rate in RATES]
+        for row in found.values()
+    ]
+    image = axes.imshow(values, cmap="viridis", vmin=0, vmax=100, aspect="auto")
+    for y, row in enumerate(found.values()):
+        for x, rate in enumerate(RATES):
+            result = row.get(rate)
+            if not result:
+                continue
+            text = percent(result)
+            if "diverged" not in result:
+                text += f"\nstaleness {result['mean_staleness']:.1f}"
+            color = "black" if accuracy(result) > 0.6 else "white"
+            axes.text(x, y, text, ha="center", va="center", color=color, fontsize=8.5)
+    for y in range(1, len(found)):
+        axes.axhline(y - 0.5, color="white", lw=2)
+    axes.set_xticks(range(len(RATES)), [f"{rate:g}" for rate in RATES])
+    axes.set_yticks(range(len(found)), list(found))
+    axes.set_xlabel("learning rate η")
+    axes.set_ylabel("workers N")
+    axes.set_title(f"HogWild: test accuracy after {RATE_STEPS} updates")
+    figure.colorbar(image, ax=axes, label="test accuracy, %")
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def straggler_figure(found, path):
+    """Draws the seconds of each scheme as bars, accuracy and drops beside them."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7.2, 3.0), layout="constrained")
+    done = {
+        label: result
+        for label, row in found.items()
+        for result in row.values()
+        if "diverged" not in result
+    }
+    bars = axes.barh(list(done), [result["seconds"] for result in done.values()])
+    notes = [
+        f"{r['seconds']:.1f} s, {percent(r)}, {r['gradients_dropped']} dropped"
+        for r in done.values()
+    ]
+    axes.bar_label(bars, notes, padding=4, fontsize=9)
+    room = 1.7 * max((r["seconds"] for r in done.values()), default=1)  # for the notes
+    axes.set_xlim(0, room)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds from the first update to the last")
+    axes.set_title(f"One worker of {WORKERS} is about four times slower")
+    figure.savefig(path)
+    plt.close(figure)
+
+
+FIGURES = {
+    "window": window_figure,
+    "rate": rate_figure,
+    "straggler": straggler_figure,
+}
+
+
+def write_results(out, found, name="claims"):
+    """Writes the tables and figures of the parts that have results; returns the text.
+
+    `found` is {part: {label: {x: result}}}.
+    """
+    quick = "Of few and short runs: a test of the script, not a measurement.\n"
+    texts = [quick] if name.endswith("quick") else []
+    texts.append(claims_text(found))
+    for part, results in found.items():
+        if results:
+            texts.append(TEXTS[part](results, name))
+            FIGURES[part](results, out / f"{name}-{part}.png")
+    text = "\n".join(texts)
+    runs.write(out / f"{name}.md", text)
+    return text
+
+
+# --- The measurement ----------------------------------------------------------
+
+
+def parse_args(argv=None):
+    """Returns the checked flags."""
+    parser = runs.Parser(__doc__)
+    add = parser.add_argument
+    add("--only", type=runs.parts_of(PARTS), default=PARTS, help=",".join(PARTS))
+    add("--out", type=runs.output_folder, default=str(runs.RESULTS), help="folder")
+    add("--timeout", type=runs.positive_int, default=150, help="seconds of a run")
+    add("--again", action="store_true", help="forget the runs that are in --out")
+    add("--quick", action="store_true", help="few and short runs: a test")
+    add("--write-readme", action="store_true", help="only paste the tables")
+    return parser.parse_args(argv)
+
+
+def main():
+    args = parse_args()
+    if args.write_readme:
+        return runs.write_readme(args.out)
+    name = "claims-quick" if args.quick else "claims"
+    short = (0.05, 5) if args.quick else (1.0, 1)
+    cache = Cache(args.out / f"{name}-runs.json", args.again)
+    measure(plan(args.only, *short), cache, args.timeout)
+    # Parts measured at another time are shown too.
+    found = {part: grid(plan([part], *short), cache) for part in PARTS}
+    print(write_results(args.out, found, name))
+
+
+if __name__ == "__main__":
+    runs.ends_cleanly(main)

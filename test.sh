@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Sets up the development environment if needed, then lints and runs the tests.
+#   bash test.sh                             everything
+#   bash test.sh tests/test_static.py -x     pytest's own arguments
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")"
+# shellcheck source=tools/setup.sh
+source tools/setup.sh
+setup_environment requirements-dev.txt
+
+"$SETUP_PYTHON" -c '
+import platform, sys
+from importlib.metadata import version
+print(f"Python {platform.python_version()}, TensorFlow {version(sys.argv[1])}")
+' tensorflow
+"$SETUP_PYTHON" -m ruff check .
+"$SETUP_PYTHON" -m ruff format --check .
+exec "$SETUP_PYTHON" -m pytest "$@"

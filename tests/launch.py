@@ -1,0 +1,213 @@
+"""Runs an example as a user would: in a copy of its folder, by its run.sh."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import psutil
+
+REPO = pathlib.Path(__file__).resolve().parents[1]
+EXAMPLES = sorted(path.parent.name for path in REPO.glob("*/cluster.py"))
+DISTRIBUTED = [name for name in EXAMPLES if name != "Non-Distributed-Setup"]
+LINE = re.compile(
+    r"(run\.sh: .*"
+    r"|\[(ps|worker) \d+\] (ps \d+ of \d+ serves at \S+"
+    r"|variable +elements  device|[\w/]+ +\d+  (/job:\S+|this process)"
+    r"|step +\d+/\d+  loss [\d.]+(  staleness [\d.]+)?  \d+ steps/s(  \d+ s left)?"
+    r"|no GPU for worker \d+: it computes on the CPU"
+    r"|lost a ps: .*|resumes from global step \d+|nothing to do: .* global step \d+"
+    r"|no GPU for worker \d+: it computes on the CPU"
+    r"|test accuracy [\d.]+ after \d+ global steps in [\d.]+ s "
+    r"\(\d+ steps/s, \d+ examples/s\)))"
+)
+
+
+def script_name(folder: str) -> str:
+    """Returns the file name of an example's script."""
+    return folder.lower().replace("-", "_") + ".py"
+
+
+def load(folder: str) -> types.ModuleType:
+    """Imports an example's script; its cluster and problem are Distributed-Setup's.
+
+    Both are byte-identical in every folder, so that one import serves all.
+    """
+    reference = str(REPO / "Distributed-Setup")
+    if reference not in sys.path:
+        sys.path.insert(0, reference)
+    path = REPO / folder / script_name(folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def center_variable(tf: types.ModuleType, start: object, num_ps: int) -> object:
+    """Returns the center variable as the scripts' `main` makes it."""
+    pieces = tf.fixed_size_partitioner(num_ps)
+    return tf.get_variable("center", initializer=start, partitioner=pieces)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Returns the environment of a new user, with this Python and the changes."""
+    unset = ("PYTHONPATH", "TF_CONFIG", "LOGDIR", "BASE_PORT", "TIMEOUT", "NUM_PS")
+    env = {name: value for name, value in os.environ.items() if name not in unset}
+    return {**env, "PYTHON": sys.executable, **changes}
+
+
+def free_ports(count: int) -> int:
+    """Returns the first of `count` free ports in a row."""
+    for base in range(21000 + os.getpid() % 5000, 32000, count):
+        if all(is_free(port) for port in range(base, base + count)):
+            return base
+    raise RuntimeError("no free ports")
+
+
+def is_free(port: int) -> bool:
+    """Says whether nobody listens on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def tree(folder: pathlib.Path) -> dict[str, bytes]:
+    """Returns the files of a folder outside logdir, by name."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "logdir" not in path.parts
+    }
+
+
+def copy_of(folder: str, where: pathlib.Path) -> pathlib.Path:
+    """Copies an example's folder, under a path with a space in it."""
+    target = where / "a copy" / folder
+    ignore = shutil.ignore_patterns("logdir", "__pycache__")
+    shutil.copytree(REPO / folder, target, ignore=ignore)
+    return target
+
+
+class Launch:
+    """A process of an example or of its run.sh, its output read as it comes.
+
+    As a context manager it leaves no process behind, whatever the test did.
+    """
+
+    def __init__(self, command: list[str], folder: pathlib.Path, **env: str) -> None:
+        self.folder = folder
+        self.lines: list[str] = []
+        self.cwd = folder.parent
+        self.process = subprocess.Popen(
+            command,
+            cwd=self.cwd,
+            env=environment(**env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in [self.process, *self.tasks()]:
+            try:
+                process.kill()
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                pass
+        self.process.wait()
+
+    @property
+    def output(self) -> str:
+        """Everything printed so far."""
+        return "\n".join(self.lines)
+
+    def wait_for(self, text: str, seconds: float = 90) -> str:
+        """Returns the first line that holds `text`; raises if the process ends."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for line in list(self.lines):
+                if text in line:
+                    return line
+            if self.process.poll() is not None and not self.reader.is_alive():
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"no {text!r} in:\n{self.output}")
+
+    def wait(self, seconds: float = 150) -> int:
+        """Returns the exit status, the output read to its end."""
+        status = self.process.wait(seconds)
+        self.reader.join(10)
+        return status
+
+    def tasks(self) -> list[psutil.Process]:
+        """Returns the Python processes that run a script of this folder."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if (
+                any(str(self.folder) in word for word in words[1:])
+                and words[0] != "bash"
+            ):
+                found.append(process)
+        return found
+
+    def task(self, job: str, index: int) -> psutil.Process:
+        """Returns the process of one task."""
+        for process in self.tasks():
+            words = " ".join(process.info["cmdline"])
+            if f"--job_name {job} --task_index {index}" in words:
+                return process
+        raise AssertionError(f"no {job} {index}")
+
+    def nothing_left(self) -> None:
+        """Asserts that no task of this run is there any more."""
+        end = time.monotonic() + 2
+        while self.tasks() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not self.tasks()
+
+
+def run_sh(folder: pathlib.Path, *arguments: str, **env: str) -> Launch:
+    """Starts `bash run.sh` of a copied example, from another directory."""
+    return Launch(["bash", str(folder / "run.sh"), *arguments], folder, **env)
+
+
+def run_task(folder: pathlib.Path, *arguments: str, **env: str) -> Launch:
+    """Starts one task of a copied example by hand."""
+    script = str(folder / script_name(folder.name))
+    return Launch([sys.executable, script, *arguments], folder, **env)
+
+
+def result(logdir: pathlib.Path) -> dict:
+    """Returns result.json."""
+    return json.loads((logdir / "result.json").read_text())
+
+
+def interrupt_group(launch: Launch) -> None:
+    """Sends what a terminal sends on Ctrl-C: SIGINT to the whole process group."""
+    os.killpg(launch.process.pid, signal.SIGINT)

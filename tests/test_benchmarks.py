@@ -1,0 +1,301 @@
+"""The measuring scripts: their flags, tables, figures and endings, on made-up results.
+
+No cluster is started here; what they measure takes half an hour of a quiet machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+SCRIPTS = ("overhead", "claims", "coordinator", "local_steps")
+
+sys.path.insert(0, str(REPO / "benchmarks"))
+claims, overhead, runs = map(importlib.import_module, ("claims", "overhead", "runs"))
+
+
+def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script to its end."""
+    command = [sys.executable, REPO / "benchmarks" / f"{script}.py", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+# --- Flags --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "sentence"),
+    [
+        ("claims", ["--only", "rates"], "'rates' is not one of window, rate,"),
+        ("claims", ["--stepz", "3"], "unrecognized arguments: --stepz 3"),
+        ("claims", ["--timeout", "0"], "--timeout: '0' is not a whole number above 0"),
+        ("claims", ["--out", "no/such/folder"], "--out: no/such/folder: No such file"),
+        ("overhead", ["--only", "start,"], "'' is not one of start, speed, windows"),
+        ("overhead", ["--rounds", "few"], "--rounds: 'few' is not a whole number"),
+        ("overhead", ["--out", "LICENSE/x"], "--out: LICENSE/x: "),
+        ("coordinator", ["--form", "round"], "invalid choice: 'round'"),
+        ("coordinator", ["--steps", "0"], "--steps: '0' is not a whole number above 0"),
+        ("local_steps", ["--window", "-1"], "--window: '-1' is not a whole number"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence(
+    script: str, flags: list[str], sentence: str
+) -> None:
+    done = run(script, *flags)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"{script}.py: ") and sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_every_run_uses_flags_that_its_example_has() -> None:
+    general = set(re.findall(r'"(--\w+)"', (REPO / "HogWild/cluster.py").read_text()))
+    planned = [run for part in claims.PARTS for run in claims.PLANS[part](1.0)]
+    keys = {claims.Cache.key(run) for run in planned}
+    assert len(keys) == len(planned)
+    for run in planned:
+        if run.folder not in runs.examples():
+            continue
+        used = {f for f in run.flags if isinstance(f, str) and f.startswith("--")}
+        assert used <= general | runs.flags_of(run.folder), run.label
+        with runs.variant(run.folder, run.change) as folder:
+            assert (folder / "run.sh").is_file()
+
+
+def test_a_variant_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(runs.Unfinished, match="is not once in hogwild.py"):
+        with runs.variant("HogWild", ("no such text", "")):
+            pass
+
+
+# --- Processes ----------------------------------------------------------------
+
+
+def test_clock() -> None:
+    lines = [(1.0, "run.sh: 1 ps"), (9.0, "[worker 0] step 10/20  loss 0.5")]
+    lines += [(11.0, "[worker 1] step 20/20  loss 0.1  3 steps/s"), (12.0, "test")]
+    measured = runs.clock(lines, {"seconds": 4.0, "global_steps": 20}, 2.0, 13.5)
+    assert measured == {"first_step": 5.0, "end": 2.5}
+    measured = runs.clock(lines, {"seconds": 4.0, "global_steps": 30}, 2.0, 13.5)
+    assert measured == {"first_step": None, "end": None}
+
+
+@pytest.mark.parametrize(("trap", "number"), [("trap '' TERM; ", 9), ("", 15)])
+def test_nothing_of_a_process_is_left(trap: str, number: int) -> None:
+    """Neither if it ignores TERM, nor if it obeys and leaves a child behind."""
+    script = f"{trap}sleep 98 & echo $!; wait"
+    with pytest.raises(KeyboardInterrupt):
+        with runs.process(["bash", "-c", script], stdout=subprocess.PIPE) as child:
+            grandchild = int(child.stdout.readline())
+            wait = child.wait
+            child.wait = lambda timeout=None: wait(timeout and 0.2)
+            raise KeyboardInterrupt
+    assert child.returncode == -number
+    end = time.monotonic() + 5
+    while psutil.pid_exists(grandchild) and time.monotonic() < end:
+        if psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(0.02)
+    assert time.monotonic() < end
+
+
+def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
+    """Also if started with SIGINT ignored, as `&` in a script does it."""
+    text = (
+        "import runs, time\n"
+        "def main():\n"
+        "    with runs.process(['sleep', '97']) as child:\n"
+        "        print(child.pid, flush=True)\n"
+        "        time.sleep(60)\n"
+        "runs.ends_cleanly(main)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(REPO / "benchmarks")}
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            program = subprocess.Popen(
+                [sys.executable, "-c", text], env=env, stdout=subprocess.PIPE
+            )
+        finally:
+            signal.signal(signal.SIGINT, old)
+        try:
+            sleeper = int(program.stdout.readline())
+            program.send_signal(number)
+            assert program.wait(10) == status
+            assert not psutil.pid_exists(sleeper)
+        finally:
+            program.kill()
+
+
+# --- Results ------------------------------------------------------------------
+
+
+def result(accuracy: float, **more: object) -> dict:
+    """Returns a result.json with this accuracy."""
+    made_up = {"test_accuracy": accuracy, "mean_staleness": 2.9, "seconds": 5.0}
+    made_up |= {"bytes_pushed": 78_000_000, "gradients_dropped": 0}
+    made_up |= {"global_steps": 500, "rounds_per_worker": {"0": 3, "1": 4}}
+    return {**made_up, **more}
+
+
+@pytest.fixture
+def found() -> dict:
+    """Returns made-up results of every part, as the claims would have them."""
+    window = {}
+    for label, *_ in claims.window_lines():
+        window[label] = {w: result(0.96, bytes_pushed=64 / w) for w in claims.WINDOWS}
+    window["DOWNPOUR, fixed rate"][16] = result(0.2)
+    window["DOWNPOUR, fixed rate"][64] = {"diverged": True}
+    window["AGN"][64] = result(0.82)
+    rate = {
+        n: {
+            r: result(0.97) if r <= claims.SIMULATED_RATE[n] else {"diverged": True}
+            for r in claims.RATES
+        }
+        for n in claims.COUNTS
+    }
+    straggler = {run.label: {500: result(0.9)} for run in claims.straggler_runs(1.0)}
+    straggler["Synchronous-SGD"] = {500: result(0.9, seconds=21.0)}
+    return {"window": window, "rate": rate, "straggler": straggler}
+
+
+def test_tables_and_figures(found: dict, tmp_path: Path) -> None:
+    text = claims.write_results(tmp_path, found)
+    assert (tmp_path / "claims.md").read_text() == text
+    for part in claims.PARTS:
+        assert f"](claims-{part}.png)" in text
+        assert (tmp_path / f"claims-{part}.png").read_bytes()[:4] == b"\x89PNG"
+    assert "| DOWNPOUR, fixed rate | 96.0 % | 96.0 % | 20.0 % | diverged |" in text
+    assert "with 1/64 of the bytes" in text
+    assert "| N = 8 | 97.0 % (2.9) | 97.0 % (2.9) | diverged |" in text
+    assert "| 8 | 0.2 | 0.2 |" in text
+    assert "5.0 s against 21.0 s | yes |" in text
+    # All holds but the claim that is about time.
+    assert text.count("**no**") == 1 and "T = 64 | Hermans et al. 2017, of" in text
+    for line in text.splitlines():
+        assert not line.startswith("|") or line.endswith("|")
+
+
+def test_a_claim_can_fail(found: dict) -> None:
+    found["window"]["AEASGD"][64] = result(0.5)
+    found["window"]["DOWNPOUR, fixed rate"][16] = result(0.95)
+    found["rate"][8][0.8] = found["rate"][8][0.4] = result(0.95)
+    found["straggler"]["HogWild"] = {500: result(0.9, seconds=20.0)}
+    text = claims.claims_text(found)
+    assert text.count("**no**") == 5  # the mean is no longer better than the sum, too
+    assert "AEASGD at T = 64: 50.0 % here" in claims.window_text(found["window"], "x")
+
+
+def test_parts_that_are_missing(tmp_path: Path, found: dict) -> None:
+    some = {"window": {"AGN": {4: result(0.9)}}, "rate": {}, "straggler": {}}
+    text = claims.write_results(tmp_path, some)
+    assert "| AGN | - | 90.0 % | - | - |" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "claims-window.png",
+        "claims.md",
+    ]
+
+
+def test_the_cache_keeps_finished_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def once(*arguments: object) -> dict:
+        made.append(arguments)
+        return result(0.9)
+
+    monkeypatch.setattr(runs, "run_example", once)
+    planned = claims.plan(["rate"])[:3]
+    path = tmp_path / "runs.json"
+    for count in (3, 3):
+        claims.measure(planned, claims.Cache(path), 9)
+        assert len(made) == count
+    assert claims.grid(planned, claims.Cache(path)) == {
+        1: {run.x: result(0.9) for run in planned}
+    }
+    # A result is of the code that gave it.
+    monkeypatch.setattr(runs, "fingerprint", lambda folder: "changed")
+    claims.measure(planned, claims.Cache(path), 9)
+    assert len(made) == 6
+    claims.measure(planned, claims.Cache(path, again=True), 9)
+    assert len(made) == 9
+
+
+def made_up_round(factor: float) -> dict:
+    """Returns a round of overhead.py, everything `factor` slower."""
+    measured = {}
+    for job in overhead.jobs_of(overhead.PARTS):
+        measured[job.key] = result(
+            0.97,
+            seconds=10.0 * factor,
+            steps_per_second=900 / factor,
+            examples_per_second=32_000 / factor,
+            seconds_per_step=0.0002 * factor,
+            first_step=12.0 * factor,
+            end=1.5,
+        )
+    measured["ClusterCoordinator variables"]["steps_per_second"] = 400 / factor
+    measured["ClusterCoordinator flat"]["steps_per_second"] = 600 / factor
+    return measured
+
+
+def test_overhead_tables() -> None:
+    rounds = [made_up_round(factor) for factor in (1.0, 3.0, 2.0)]
+    text = overhead.markdown(rounds, overhead.PARTS)
+    assert "| first update, 1 ps, 2 workers | 24.0 (12.0 to 36.0) |" in text
+    assert "| 1.20 | at most 1.5 | yes |" in text
+    assert "| HogWild over ClusterCoordinator, 1 ps, 2 workers | 2.25 |" in text
+    assert "over the same, one flat vector, 1 ps, 2 workers | 1.50 | at least" in text
+    assert "**no**" in text
+    for name in overhead.windowed():
+        assert f"| {name} | 16,000 (10,667 to 32,000) | 1.00 |" in text
+    # Parts of a round that were not measured are dashes.
+    assert "| - |" in overhead.markdown([{}], overhead.PARTS)
+
+
+def test_kept_rounds_are_of_this_code(tmp_path: Path) -> None:
+    path = tmp_path / "overhead.json"
+    now = overhead.code()
+    assert overhead.kept(path, now, False) == []
+    path.write_text(json.dumps({"code": now, "rounds": [{"x": 1}]}))
+    assert overhead.kept(path, now, False) == [{"x": 1}]
+    assert overhead.kept(path, now, True) == []
+    assert overhead.kept(path, {**now, "HogWild": "other"}, False) == []
+
+
+def test_paste(tmp_path: Path) -> None:
+    (tmp_path / "claims.md").write_text("![a](claims-rate.png) [b](other.md)\n")
+    page = "a\n<!-- begin claims.md -->\nold\n<!-- end claims.md -->\nb\n"
+    pasted = runs.paste(page, tmp_path)
+    assert "\n![a](results/claims-rate.png) [b](other.md)\n<!-- end" in pasted
+    assert "old" not in pasted and pasted.endswith("\nb\n")
+    assert runs.paste(pasted, tmp_path) == pasted
+
+
+def test_the_readme_shows_the_results() -> None:
+    page = (REPO / "benchmarks" / "README.md").read_text()
+    for name in ("overhead.md", "claims.md"):
+        assert page.count(f"<!-- begin {name} -->") == 1
+    assert runs.paste(page, runs.RESULTS) == page, "run overhead.py --write-readme"
+
+
+def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = runs.Progress([0, 10, 20])
+    progress.add("first")
+    progress.add("second", 30.0)
+    progress.add("third", 60.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "[1/3] first  kept, 0.5 min left"
+    assert lines[1] == "[2/3] second  30 s, 2.0 a minute, 1.0 min left"
+    assert lines[2] == "[3/3] third  60 s, 1.3 a minute, 0.0 min left"

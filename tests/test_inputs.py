@@ -1,0 +1,330 @@
+"""Every mistake a person can make: one sentence, status 2, no server, no traceback."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import launch
+import numpy as np
+import pytest
+from launch import DISTRIBUTED, EXAMPLES, REPO
+
+GOOD = {
+    "--job_name": "worker",
+    "--task_index": "0",
+    "--ps_hosts": "localhost:21001",
+    "--worker_hosts": "localhost:21002,localhost:21003",
+}
+TASK = {"type": "worker", "index": 0}
+CLUSTER = {"ps": ["a:1"], "worker": ["b:1"]}
+
+# what differs from GOOD (None: left out), and words of the sentence: flag and value
+MISTAKES = [
+    ({"--job_name": "wroker"}, ["--job_name", "'wroker'"]),
+    ({"--job_name": None}, ["--job_name is missing"]),
+    ({"--task_index": None}, ["--task_index is missing"]),
+    ({"--task_index": "2"}, ["--task_index 2", "2 entries, 0..1"]),
+    ({"--task_index": "-1"}, ["--task_index", "'-1'"]),
+    ({"--task_index": "one"}, ["--task_index", "'one'"]),
+    ({"--ps_hosts": None}, ["--ps_hosts is missing"]),
+    ({"--ps_hosts": ""}, ["--ps_hosts is empty"]),
+    ({"--worker_hosts": ""}, ["--worker_hosts is empty"]),
+    ({"--ps_hosts": "localhost"}, ["--ps_hosts", "'localhost' is not host:port"]),
+    ({"--ps_hosts": ":21001"}, ["--ps_hosts", "':21001' is not host:port"]),
+    ({"--ps_hosts": "a:x"}, ["--ps_hosts", "'a:x' is not host:port"]),
+    ({"--ps_hosts": "a:70000"}, ["--ps_hosts", "'a:70000'", "1..65535"]),
+    ({"--ps_hosts": "a:0"}, ["--ps_hosts", "'a:0'", "1..65535"]),
+    ({"--worker_hosts": "a:1,,b:1"}, ["--worker_hosts", "'' is not host:port"]),
+    ({"--worker_hosts": "a:1, b:1"}, ["--worker_hosts", "' b:1' is not host:port"]),
+    ({"--worker_hosts": "a:1,a:1"}, ["--worker_hosts", "a:1 is listed twice"]),
+    (
+        {"--worker_hosts": "localhost:21001"},
+        ["--worker_hosts", "localhost:21001 is listed twice", "--ps_hosts"],
+    ),
+    ({"--steps": "0"}, ["--steps", "'0'"]),
+    ({"--steps": "-5"}, ["--steps", "'-5'"]),
+    ({"--steps": "1.5"}, ["--steps", "'1.5'"]),
+    ({"--batch_size": "0"}, ["--batch_size", "'0'"]),
+    ({"--learning_rate": "0"}, ["--learning_rate", "'0'"]),
+    ({"--learning_rate": "-0.1"}, ["--learning_rate", "'-0.1'"]),
+    ({"--learning_rate": "nan"}, ["--learning_rate", "'nan'"]),
+    ({"--learning_rate": "inf"}, ["--learning_rate", "'inf'"]),
+    ({"--learning_rate": "fast"}, ["--learning_rate", "'fast'"]),
+    ({"--seed": "-1"}, ["--seed", "'-1'"]),
+    ({"--slow_workers": "0,0,0"}, ["--slow_workers", "3 entries for 2 workers"]),
+    ({"--slow_workers": "0,-1"}, ["--slow_workers", "'-1'"]),
+    ({"--logdir": "/dev/null/x"}, ["--logdir", "/dev/null"]),
+    ({"--stepz": "3"}, ["unrecognized", "--stepz=3"]),
+    ({"--learning": "0.1"}, ["unrecognized", "--learning=0.1"]),
+]
+TF_CONFIGS = [
+    ("{", ["TF_CONFIG", "not JSON"]),
+    ("[]", ["TF_CONFIG must look like"]),
+    (json.dumps({"cluster": CLUSTER}), ["TF_CONFIG must look like"]),
+    (json.dumps({"task": TASK}), ["TF_CONFIG must look like"]),
+    (
+        json.dumps({"cluster": {**CLUSTER, "wrkr": ["c:1"]}, "task": TASK}),
+        ["TF_CONFIG", "unknown job 'wrkr'"],
+    ),
+    (
+        json.dumps({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}),
+        ["TF_CONFIG", "'evaluator'"],
+    ),
+    (
+        json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 1}}),
+        ["TF_CONFIG", "worker index 1", "0..0"],
+    ),
+    (
+        json.dumps({"cluster": {"worker": ["b:1"]}, "task": TASK}),
+        ["--ps_hosts is empty"],
+    ),
+    (
+        json.dumps(
+            {
+                "cluster": {**CLUSTER, "chief": ["c:1", "d:1"]},
+                "task": {"type": "chief", "index": 0},
+            }
+        ),
+        ["TF_CONFIG", "2 chiefs"],
+    ),
+]
+
+
+def flags(changes):
+    """Returns GOOD with the changes as a command line."""
+    words = []
+    for flag, value in {**GOOD, **changes}.items():
+        words += [] if value is None else [f"{flag}={value}"]
+    return words
+
+
+def check(status, text, words):
+    assert status == 2, text
+    assert len(text.strip().splitlines()) == 1, text
+    assert "Traceback" not in text
+    for word in words:
+        assert word in text, text
+
+
+def hand(folder, words, **env):
+    """Runs a task by hand; returns its status and everything it printed."""
+    script = REPO / folder / launch.script_name(folder)
+    done = subprocess.run(
+        [sys.executable, str(script), *words],
+        env=launch.environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("changes, words", MISTAKES, ids=lambda v: str(v)[:40])
+def test_a_wrong_flag_on_the_command_line(changes, words):
+    check(*hand("HogWild", flags(changes)), words)
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTED)
+def test_every_script_refuses_them(folder, capsys, monkeypatch):
+    """The same table, in process: nothing but the parser runs."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    script = launch.load(folder)
+    for changes, words in MISTAKES:
+        with pytest.raises(SystemExit) as end:
+            script.parse_args(flags(changes))
+        check(end.value.code, capsys.readouterr().err, words)
+    for text, words in TF_CONFIGS:
+        monkeypatch.setenv("TF_CONFIG", text)
+        with pytest.raises(SystemExit) as end:
+            script.parse_args([])
+        check(end.value.code, capsys.readouterr().err, words)
+
+
+@pytest.mark.parametrize("text, words", TF_CONFIGS)
+def test_a_wrong_tf_config(text, words):
+    check(*hand("HogWild", [], TF_CONFIG=text), words)
+
+
+def test_neither_flags_nor_tf_config():
+    check(*hand("HogWild", []), ["--job_name is missing, and TF_CONFIG is not set"])
+
+
+def test_a_wrong_flag_ends_before_tensorflow_is_imported():
+    """So no server can have been started, and the answer takes no seconds."""
+    code = (
+        "import sys; sys.path.insert(0, '.'); sys.argv[0] = 'x'\n"
+        "import hogwild\n"
+        "try: hogwild.parse_args(['--job_name', 'ps'])\n"
+        "finally: assert not any(m.startswith('tensorflow') for m in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPO / "HogWild",
+        env=launch.environment(PYTHONDONTWRITEBYTECODE="1"),
+        capture_output=True,
+        text=True,
+    )
+    check(done.returncode, done.stderr, ["--task_index is missing"])
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        status, text = hand("HogWild", flags({"--worker_hosts": f"localhost:{port}"}))
+        check(status, text, ["--worker_hosts", f"localhost:{port} is in use"])
+
+
+@pytest.mark.parametrize("folder", EXAMPLES)
+def test_run_sh_says_a_mistake_once(folder, tmp_path):
+    copy = launch.copy_of(folder, tmp_path)
+    cases = [
+        (["--stepz", "3"], {}, ["--stepz 3"]),
+        (["--data", "none.npz"], {}, ["--data none.npz", "no such file"]),
+        (["--data=cifar"], {}, ["--data cifar", "digits, mnist"]),
+        (["--task_index=1"], {}, ["--task_index=1", "run.sh sets it"]),
+        ([], {"TIMEOUT": "soon"}, ["TIMEOUT=soon"]),
+        ([], {"MAX_RESTARTS": "-1"}, ["MAX_RESTARTS=-1"]),
+        ([], {"PYTHON": "no-python"}, ["PYTHON=no-python"]),
+    ]
+    if folder in DISTRIBUTED:
+        cases += [
+            ([], {"NUM_WORKERS": "0"}, ["NUM_WORKERS=0"]),
+            ([], {"NUM_PS": "x"}, ["NUM_PS=x"]),
+            ([], {"BASE_PORT": "65535"}, ["BASE_PORT=65535"]),
+        ]
+    for arguments, env, words in cases:
+        with launch.run_sh(copy, *arguments, **env) as run:
+            check(run.wait(60), run.output, words)
+            run.nothing_left()
+    assert not list(copy.glob("logdir/*/*.log"))
+
+
+def test_run_sh_refuses_a_busy_base_port(tmp_path):
+    copy = launch.copy_of("HogWild", tmp_path)
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1] - 1
+        with launch.run_sh(copy, BASE_PORT=str(port)) as run:
+            check(run.wait(60), run.output, [f"BASE_PORT={port}", f"{port + 1} is in"])
+
+
+def arrays(**changes):
+    """Returns a small data set in Keras' MNIST format, with changes."""
+    rng = np.random.default_rng(0)
+    made = {
+        "x_train": rng.integers(0, 256, (50, 28, 28), np.uint8),
+        "y_train": np.arange(50, dtype=np.uint8) % 10,
+        "x_test": rng.integers(0, 256, (20, 28, 28), np.uint8),
+        "y_test": np.arange(20, dtype=np.uint8) % 10,
+    }
+    made.update(changes)
+    return {key: value for key, value in made.items() if value is not None}
+
+
+BAD_DATA = [
+    ({"y_test": None}, ["has no y_test"]),
+    ({"x_train": np.zeros((0, 28, 28), np.uint8)}, ["x_train", "empty"]),
+    ({"y_train": np.zeros(0, np.uint8)}, ["y_train", "empty"]),
+    ({"y_train": np.zeros(49, np.uint8)}, ["y_train (49,)", "50 images"]),
+    ({"y_train": np.zeros((50, 10), np.uint8)}, ["y_train (50, 10)"]),
+    ({"y_train": np.zeros(50)}, ["y_train", "integers, not float64"]),
+    ({"y_train": np.arange(50) % 10 - 1}, ["y_train has label -1", "0 to 9"]),
+    ({"y_train": np.arange(50) % 10 + 1}, ["y_train has label 10", "0 to 9"]),
+    ({"y_test": np.full(20, 12)}, ["y_test has label 12", "0 to 9"]),
+    ({"x_test": np.zeros((20, 8, 8))}, ["x_test", "(8, 8)"]),
+    ({"x_train": np.full((50, 28, 28), np.nan)}, ["x_train", "finite numbers"]),
+    ({"x_train": np.full((50, 2), "a")}, ["x_train", "finite numbers"]),
+]
+
+
+@pytest.fixture
+def problem():
+    launch.load("HogWild")
+    return sys.modules["problem"]
+
+
+@pytest.mark.parametrize("changes, words", BAD_DATA, ids=lambda v: str(v)[:30])
+def test_bad_data(changes, words, tmp_path, capsys, problem):
+    path = tmp_path / "bad.npz"
+    np.savez(path, **arrays(**changes))
+    with pytest.raises(SystemExit) as end:
+        problem.load(str(path))
+    check(end.value.code, capsys.readouterr().err, ["--data", "bad.npz", *words])
+
+
+def test_truncated_data(tmp_path, capsys, problem):
+    path = tmp_path / "cut.npz"
+    np.savez(path, **arrays())
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(SystemExit) as end:
+        problem.load(str(path))
+    check(end.value.code, capsys.readouterr().err, ["cut.npz", "not a readable"])
+
+
+def test_mnist_without_network_says_what_to_do(tmp_path):
+    """The cache is empty, and the proxy leads nowhere."""
+    status, text = hand(
+        "Non-Distributed-Setup",
+        ["--data", "mnist", "--check", f"--logdir={tmp_path}"],
+        KERAS_HOME=str(tmp_path),
+        HOME=str(tmp_path),
+        https_proxy="http://127.0.0.1:9",
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
+    assert status == 2, text
+    last = text.strip().splitlines()[-1]
+    assert "--data mnist: the download failed" in last
+    assert "use --data digits, or --data FILE.npz" in last
+    assert "Traceback" not in text
+
+
+def test_keras_format_trains_28x28_images(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, **arrays())
+    copy = launch.copy_of("HogWild", tmp_path)
+    logdir = tmp_path / "logdir"
+    arguments = ["--data", "mine.npz", "--steps", "50"]
+    with launch.Launch(
+        ["bash", str(copy / "run.sh"), *arguments], copy, LOGDIR=str(logdir)
+    ) as run:
+        status = run.wait()
+    # The path is the user's: relative to where the command was typed.
+    assert status == 2 and "mine.npz: no such file" in run.output
+    arguments[1] = str(path)
+    with launch.run_sh(copy, *arguments, LOGDIR=str(logdir)) as run:
+        assert run.wait() == 0, run.output
+    assert launch.result(logdir)["data"] == str(path)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_shards_are_disjoint_and_complete(workers, problem):
+    """Two epochs of every worker's batches hold each of its rows exactly twice."""
+    tf = sys.modules["cluster"].tf
+    rows = 42
+    data = problem.Data(
+        np.arange(rows, dtype=np.float32).reshape(rows, 1),
+        np.zeros(rows, np.int32),
+        None,
+        None,
+    )
+    seen = []
+    for worker in range(workers):
+        with tf.Graph().as_default(), tf.Session() as session:
+            batches, feed = problem.batches(data, 1, 3, worker, workers)
+            image, _ = batches.get_next()
+            session.run(batches.initializer, feed)
+            size = len(range(worker, rows, workers))
+            values = [int(session.run(image)[0, 0]) for _ in range(2 * size)]
+        epochs = values[:size], values[size:]
+        assert (
+            sorted(epochs[0]) == sorted(epochs[1]) == list(range(rows))[worker::workers]
+        )
+        assert size < 3 or epochs[0] != epochs[1]
+        seen += epochs[0]
+    assert sorted(seen) == list(range(rows))

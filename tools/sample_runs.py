@@ -1,0 +1,94 @@
+"""Runs the examples and writes what they print into their READMEs.
+
+    python tools/sample_runs.py                  every example
+    python tools/sample_runs.py HogWild AGN      these
+
+Each runs five times with its defaults, seeds 0 to 4; the lines of the first and the
+range of all go between `<!-- run:begin -->` and `<!-- run:end -->` under "What you
+should see". To be run on a quiet machine, and again when a version or a default
+changes.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from copies import LINEAGE
+
+SEEDS = range(5)
+BLOCK = re.compile(r"(?<=<!-- run:begin -->\n).*?(?=<!-- run:end -->)", re.S)
+MOST = 12  # lines shown
+
+
+def run(folder: Path, seed: int) -> tuple[list[str], dict]:
+    """Returns what `bash run.sh` prints and its result.json; raises if it fails."""
+    with tempfile.TemporaryDirectory() as logdir:
+        done = subprocess.run(
+            ["bash", str(folder / "run.sh"), "--seed", str(seed)],
+            env={**os.environ, "LOGDIR": logdir, "PYTHON": sys.executable},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+            check=True,
+        )
+        result = json.loads((Path(logdir) / "result.json").read_text())
+    lines = [line for line in done.stdout.splitlines() if "run.sh: " not in line]
+    return lines, result
+
+
+def shorten(lines: list[str]) -> list[str]:
+    """Returns at most MOST lines: the first, the last, and a mark between."""
+    if len(lines) <= MOST:
+        return lines
+    return [*lines[: MOST - 4], "...", *lines[-3:]]
+
+
+def block(lines: list[str], results: list[dict]) -> str:
+    """Returns the text that goes into the README."""
+    accuracy = [result["test_accuracy"] for result in results]
+    seconds = [result["seconds"] for result in results]
+    shown = "\n".join(["$ bash run.sh", *shorten(lines)])
+    return (
+        f"```text\n{shown}\n```\n\n"
+        f"Five runs, `for s in 0 1 2 3 4; do bash run.sh --seed $s; done`: test "
+        f"accuracy {min(accuracy):.4f} to {max(accuracy):.4f},\n{min(seconds):.1f} to "
+        f"{max(seconds):.1f} s from first to last update, mean staleness "
+        f"{min(r['mean_staleness'] for r in results):.2f} to "
+        f"{max(r['mean_staleness'] for r in results):.2f}\n"
+        f"(2 cores, no accelerator, {datetime.date.today()}).\n"
+    )
+
+
+def main() -> None:
+    """Runs, and rewrites one README after the other."""
+    root = Path(__file__).resolve().parents[1]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="*", metavar="FOLDER")
+    folders = parser.parse_args().folders or list(LINEAGE)
+    unknown = [name for name in folders if name not in LINEAGE]
+    if unknown:
+        parser.error(f"{unknown[0]} is not one of {', '.join(LINEAGE)}")
+    started = time.monotonic()
+    for number, name in enumerate(folders):
+        readme = root / name / "README.md"
+        text = readme.read_text()
+        if not BLOCK.search(text):
+            parser.error(f"{name}/README.md has no run:begin and run:end marks")
+        runs = [run(root / name, seed) for seed in SEEDS]
+        new = block(runs[0][0], [result for _, result in runs])
+        readme.write_text(BLOCK.sub(lambda _, new=new: new, text))
+        each = (time.monotonic() - started) / (number + 1)
+        left = each * (len(folders) - number - 1)
+        print(f"{name}: {number + 1}/{len(folders)}, {left:.0f} s left", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+# shellcheck shell=bash
+# Sourced by run.sh and test.sh: makes the environment they run in, once.
+#
+#   setup_environment requirements.txt
+#
+# leaves the path of an interpreter with those packages in SETUP_PYTHON. It works
+# when a stamp in the environment names the interpreter's version and the checksum
+# of the requirements; otherwise it is built, or brought up to date, and stamped.
+# Knobs: PYTHON (the interpreter to build from), VENV (where; default .venv).
+
+SETUP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=${VENV:-$SETUP_ROOT/.venv}
+[[ $VENV == /* ]] || VENV=$PWD/$VENV
+# Lies beside the environment, because building from scratch empties that folder.
+SETUP_MARK=$VENV.setup
+SETUP_CHILD=
+
+fail() {
+  echo "setup: $*" >&2
+  exit 1
+}
+
+# Prints "3.11.7 /path/of/base/python" for an interpreter TensorFlow supports, "venv"
+# for one that lacks the modules to make an environment, and nothing for any other.
+# Running it is the only way to know: version managers leave commands on the PATH
+# that exist and do not start.
+probe() {
+  "$1" -c '
+import platform, sys
+if sys.version_info[:2] in [(3, 10), (3, 11), (3, 12), (3, 13)]:
+    try:
+        import ensurepip, venv
+        base = getattr(sys, "_base_executable", None) or sys.executable
+        print(platform.python_version(), base)
+    except ImportError:
+        print("venv")
+' 2>/dev/null </dev/null || true
+}
+
+# Sets BASE_VERSION and BASE_PYTHON: $PYTHON if given, else the newest that will do.
+choose_python() {
+  local name found lacks_venv=
+  for name in ${PYTHON:+"$PYTHON"} python3.13 python3.12 python3.11 python3.10 \
+    python3 python; do
+    found=$(probe "$name")
+    if [[ $found == venv ]]; then
+      lacks_venv=${lacks_venv:-$name}
+    elif [[ -n $found ]]; then
+      BASE_VERSION=${found%% *}
+      BASE_PYTHON=${found#* }
+      return
+    fi
+    [[ -z ${PYTHON:-} ]] || break
+  done
+  if [[ -n $lacks_venv ]]; then
+    fail "$lacks_venv cannot make an environment: install its venv module" \
+      "(Debian and Ubuntu: sudo apt install python3-venv) and try again."
+  elif [[ -n ${PYTHON:-} ]]; then
+    fail "PYTHON=$PYTHON is not a Python 3.10, 3.11, 3.12 or 3.13 that starts;" \
+      "TensorFlow 2.21 supports no other."
+  fi
+  fail "no Python 3.10, 3.11, 3.12 or 3.13 found, and TensorFlow 2.21 supports no" \
+    "other: install one, or name it with PYTHON=/path/to/python."
+}
+
+# The stamp that says requirements file $1 is installed for interpreter version $2.
+# The development requirements include the others, so their stamp covers both files.
+stamp() {
+  local files=(requirements.txt)
+  [[ $1 == requirements.txt ]] || files+=("$1")
+  (cd "$SETUP_ROOT" && echo "$2" && cksum "${files[@]}")
+}
+
+stamped() {
+  [[ $(cat "$VENV/$1.stamp" 2>/dev/null) == "$(stamp "$1" "$2")" ]]
+}
+
+venv_version() {
+  "$VENV/bin/python" -c 'import platform; print(platform.python_version())' \
+    2>/dev/null </dev/null || true
+}
+
+# Runs a command with its output in the file $1. It is a job with a process group of
+# its own, so that the trap is served at once whoever sends the signal, and passes
+# an interrupt on: pip then removes what it has half unpacked.
+run_logged() {
+  local log=$1 status=0
+  shift
+  set -m
+  "$@" >>"$log" 2>&1 </dev/null &
+  SETUP_CHILD=$!
+  set +m
+  wait "$SETUP_CHILD" || status=$?
+  SETUP_CHILD=
+  return "$status"
+}
+
+interrupted() {
+  trap '' INT TERM HUP
+  if [[ -n $SETUP_CHILD ]]; then
+    kill -INT -- "-$SETUP_CHILD" 2>/dev/null || true
+    wait "$SETUP_CHILD" 2>/dev/null || true
+  fi
+  echo "setup: interrupted; the next run starts it again." >&2
+  exit "$1"
+}
+
+explain_pip_failure() {
+  local log=$1
+  grep -E '^ *(ERROR|error)' "$log" | head -n 5 >&2 || true
+  if grep -qE 'Retrying \(|NewConnectionError|name resolution' "$log"; then
+    fail "the packages could not be downloaded: check the network connection" \
+      "or pip's proxy and index settings, then run the same command again."
+  elif grep -q 'No space left on device' "$log"; then
+    fail "the disk is full: the environment $VENV needs about 3 GB."
+  elif grep -q 'No matching distribution found for tensorflow' "$log"; then
+    fail "there is no TensorFlow 2.21 for this machine ($(uname -sm), Python" \
+      "$BASE_VERSION): use 64-bit Linux, an Apple-silicon Mac, or WSL on Windows."
+  fi
+  fail "pip failed; its whole output is in $log."
+}
+
+# Makes sure that the requirements file named $1 is installed; sets SETUP_PYTHON.
+setup_environment() {
+  local requirements=$1 have pid
+  SETUP_PYTHON=$VENV/bin/python
+  have=$(venv_version)
+  BASE_VERSION=
+  if [[ -n ${PYTHON:-} ]]; then
+    choose_python
+    [[ $have == "$BASE_VERSION" ]] || have=
+  fi
+  if [[ -n $have && ! -e $SETUP_MARK ]] && stamped "$requirements" "$have"; then
+    return
+  fi
+
+  if [[ -e $SETUP_MARK ]]; then
+    pid=$(cat "$SETUP_MARK" 2>/dev/null || true)
+    if [[ -n $pid ]] && kill -0 "$pid" 2>/dev/null; then
+      fail "process $pid is setting up $VENV already: wait for it, or end it and" \
+        "remove $SETUP_MARK."
+    fi
+    have= # it was interrupted, so what lies there may be half of a package
+  fi
+  case $have in
+    3.10.* | 3.11.* | 3.12.* | 3.13.*) BASE_VERSION=$have ;;
+    *)
+      have=
+      choose_python
+      ;;
+  esac
+
+  trap 'interrupted 130' INT
+  trap 'interrupted 143' TERM
+  trap 'interrupted 129' HUP
+  local log=$VENV/setup.log
+  if [[ -z $have && -e $VENV && ! -e $VENV/pyvenv.cfg && ! -e $SETUP_MARK ]]; then
+    fail "$VENV is in the way: it is not a Python environment; move it or set VENV."
+  fi
+  { mkdir -p "$(dirname "$VENV")" && echo "$$" >"$SETUP_MARK"; } 2>/dev/null ||
+    fail "cannot write $SETUP_MARK: set VENV to a place that can be written."
+  if [[ -z $have ]]; then
+    echo "setup: making $VENV with Python $BASE_VERSION and the packages of" \
+      "$requirements (once; about 700 MB to download)"
+    local venv_log
+    venv_log=$(mktemp) # not in the folder: venv --clear would delete it
+    run_logged "$venv_log" "$BASE_PYTHON" -m venv --clear "$VENV" || {
+      cat "$venv_log" >&2
+      fail "$BASE_PYTHON could not make the environment $VENV."
+    }
+    rm -f "$venv_log"
+  else
+    echo "setup: bringing $VENV (Python $have) up to $requirements"
+  fi
+  : >"$log"
+  if ! run_logged "$log" "$SETUP_PYTHON" -m pip install --no-input \
+    --disable-pip-version-check -r "$SETUP_ROOT/$requirements"; then
+    # A failure before this line has changed nothing, so nothing needs redoing.
+    grep -q '^Installing collected packages' "$log" || rm -f "$SETUP_MARK"
+    explain_pip_failure "$log"
+  fi
+  stamp "$requirements" "$BASE_VERSION" >"$VENV/$requirements.stamp"
+  stamp requirements.txt "$BASE_VERSION" >"$VENV/requirements.txt.stamp"
+  rm -f "$SETUP_MARK"
+  trap - INT TERM HUP
+}
