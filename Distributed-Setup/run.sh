@@ -82,18 +82,20 @@ task() { # job index arguments: one task of the run, in this process
 jobs=() indexes=() pids=() restarts=()
 
 cleanup() {
-  local status=$? pid wait
+  local status=$? running pid wait=20
   trap - EXIT
   trap '' INT TERM HUP
-  for pid in ${pids[@]+"${pids[@]}"}; do
-    [ -z "$pid" ] || kill "$pid" 2>/dev/null || true
+  # Not `pids`: a signal between the start of a task and the note of its pid would
+  # leave that task behind.
+  running=$(jobs -rp)
+  for pid in $running; do
+    kill "$pid" 2>/dev/null || true
   done
-  for pid in ${pids[@]+"${pids[@]}"}; do
-    wait=20
-    while [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null && [ $((wait -= 1)) -gt 0 ]; do
+  for pid in $running; do
+    while kill -0 "$pid" 2>/dev/null && [ $((wait -= 1)) -gt 0 ]; do
       sleep 0.1
     done
-    [ -z "$pid" ] || kill -KILL "$pid" 2>/dev/null || true
+    kill -KILL "$pid" 2>/dev/null || true
   done
   # The last lines of the tasks are on the screen before the prompt is.
   wait=20
