@@ -140,6 +140,11 @@ def batches(data, batch_size, seed, worker=0, workers=1):
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     dataset = dataset.shuffle(len(y), seed=seed + worker).repeat()
     dataset = dataset.batch(batch_size).prefetch(2)
+    # There is nothing to tune, and the end of a session would wait for the tuner's
+    # thread, which sleeps for up to ten seconds.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    dataset = dataset.with_options(options)
     iterator = tf.data.make_initializable_iterator(dataset)
     return iterator, {images: x, labels: y}
 

@@ -7,6 +7,7 @@ run prints, and what it leaves in LOGDIR.
 
 import argparse
 import contextlib
+import gc
 import importlib
 import json
 import math
@@ -32,13 +33,17 @@ class _TensorFlow:
     def __getattr__(self, name):
         if "module" not in self.__dict__:
             # A third of the import is Keras, which TensorFlow can do without. It is
-            # hidden meanwhile; `tf.keras` loads it when somebody uses it.
+            # hidden meanwhile; `tf.keras` loads it when somebody uses it. A fifth of
+            # the rest is a search for garbage among modules, which all stay.
             hidden = "keras" not in sys.modules
             if hidden:
                 sys.modules["keras"] = None
+            gc.disable()
             try:
                 module = importlib.import_module("tensorflow.compat.v1")
             finally:
+                gc.freeze()
+                gc.enable()
                 if hidden:
                     del sys.modules["keras"]
             module.disable_eager_execution()

@@ -79,7 +79,7 @@ task() { # job index arguments: one task of the run, in this process
 # One process says once what is wrong with the flags or the data, before any server.
 (task worker 0 "$@" --check)
 
-jobs=() indexes=() pids=() restarts=()
+jobs=() indexes=() pids=() restarts=() reason=
 
 cleanup() {
   local status=$? running pid wait=20
@@ -97,12 +97,13 @@ cleanup() {
     done
     kill -KILL "$pid" 2>/dev/null || true
   done
-  # The last lines of the tasks are on the screen before the prompt is.
+  # The last lines of the tasks are on the screen before the reason and the prompt are.
   wait=20
   while compgen -G "$LOGDIR/.printing-*" >/dev/null && [ $((wait -= 1)) -gt 0 ]; do
     sleep 0.05
   done
   rm -f "$LOGDIR"/.printing-*
+  [ -z "$reason" ] || echo "run.sh: $reason" >&3
   exit "$status"
 }
 trap cleanup EXIT
@@ -170,7 +171,8 @@ while :; do
       launch "$slot" "$@"
       left=$((left + 1))
     else
-      fail "$name ended with status $status; see ${name/ /-}.log in $LOGDIR" "$status"
+      reason="$name ended with status $status; see ${name/ /-}.log in $LOGDIR"
+      exit "$status"
     fi
   done
   if [ "$left" -eq 0 ] || [ "$SECONDS" -ge "${until:-$TIMEOUT}" ]; then
@@ -178,4 +180,4 @@ while :; do
   fi
   sleep 0.1
 done
-[ -n "$until" ] || fail "no end after TIMEOUT=$TIMEOUT s" 124
+[ -n "$until" ] || { reason="no end after TIMEOUT=$TIMEOUT s" && exit 124; }

@@ -23,6 +23,7 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -240,7 +241,9 @@ def main():
 
         if args.job_name is not None:
             return serve(tf, args)
-        print(json.dumps(coordinate(tf, args, cluster)), flush=True)
+        # AutoGraph writes what it generates into files, and `os._exit` leaves them.
+        with tempfile.TemporaryDirectory() as tempfile.tempdir:
+            print(json.dumps(coordinate(tf, args, cluster)), flush=True)
     finally:
         for server in servers:
             server.kill()

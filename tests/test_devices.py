@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import rules_sync as rules
-from launch import REPO, center_variable, load
-from test_sync import free_ports
+from launch import REPO, center_variable, free_ports, load
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -55,8 +54,8 @@ def placed(tf, session, fetch) -> dict[str, set[str]]:
 def test_the_gradient_is_computed_on_the_device_and_w_stays_on_the_ps(tf):
     module = load(FOLDER)
     config = tf.ConfigProto(device_count={"CPU": 2})
-    ports = free_ports(2)
-    hosts = [f"localhost:{port}" for port in ports]
+    base = free_ports(2)
+    hosts = [f"localhost:{base}", f"localhost:{base + 1}"]
     spec = tf.train.ClusterSpec({"ps": hosts[:1], "worker": hosts[1:]})
     servers = [tf.train.Server(spec, job, 0, config=config) for job in ("ps", "worker")]
     setter = tf.train.replica_device_setter(

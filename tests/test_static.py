@@ -523,7 +523,7 @@ def test_shell_can_fail() -> None:
         assert BASH_4.search(text)
 
 
-LINTED = ["tools", "tests", *EXAMPLES]
+LINTED = ["benchmarks", "tools", "tests", *EXAMPLES]
 
 
 @pytest.mark.parametrize("command", ["check", "format --check"])

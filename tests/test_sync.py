@@ -7,7 +7,6 @@ session.run per worker, made in the order that a test wants.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ import pytest
 import rules_sync as rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import center_variable, copy_of, load, result, run_sh
+from launch import center_variable, copy_of, free_ports, load, result, run_sh
 
 pytestmark = pytest.mark.timeout(120)  # a wrong synchronous cluster hangs
 
@@ -43,8 +42,8 @@ class Cluster:
     def __init__(self, tf, num_ps: int, workers: int) -> None:
         # A round that waits for its token holds a thread of its server.
         config = tf.ConfigProto(inter_op_parallelism_threads=16)
-        ports = free_ports(num_ps + workers)
-        hosts = [f"localhost:{port}" for port in ports]
+        base = free_ports(num_ps + workers)
+        hosts = [f"localhost:{base + i}" for i in range(num_ps + workers)]
         self.spec = tf.train.ClusterSpec(
             {"ps": hosts[:num_ps], "worker": hosts[num_ps:]}
         )
@@ -53,17 +52,6 @@ class Cluster:
             for job, count in (("ps", num_ps), ("worker", workers))
             for i in range(count)
         }
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for probe in sockets:
-        probe.bind(("", 0))
-    ports = [probe.getsockname()[1] for probe in sockets]
-    for probe in sockets:
-        probe.close()
-    return ports
 
 
 class Run:
@@ -466,33 +454,3 @@ def test_real_processes_end_at_uneven_speed(name, tmp_path):
     assert found["max_staleness"] == 0
     logs = [path.read_text() for path in logdir.glob("*.log")]
     assert "Traceback" not in "".join([run.output, *logs])
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_a_finished_run_has_nothing_to_do(name, tmp_path):
-    folder, logdir = copy_of(name, tmp_path), tmp_path / "log"
-    for words in (["--steps", "20"], ["--steps", "31"], ["--steps", "31"]):
-        with run_sh(folder, *words, "--logdir", str(logdir)) as run:
-            assert run.wait() == 0, run.output
-            run.nothing_left()
-    assert "nothing to do" in run.output
-    assert result(logdir)["global_steps"] == 31
-    assert sum(result(logdir)["rounds_per_worker"].values()) == 2 * 11
-    logs = [path.read_text() for path in logdir.glob("*.log")]
-    assert "Traceback" not in "".join([run.output, *logs])
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("job", ["ps 0", "worker 0", "worker 1"])
-def test_goes_on_after_a_task_was_killed_and_started_again(job, tmp_path):
-    folder, logdir = copy_of(SSGD, tmp_path), tmp_path / "log"
-    words = ["--steps", "300", "--slow_workers", "0.03", "--logdir", str(logdir)]
-    with run_sh(folder, *words, MAX_RESTARTS="1") as run:
-        run.wait_for("step  90/300")
-        name, index = job.split()
-        run.task(name, int(index)).kill()
-        assert run.wait() == 0, run.output
-        run.nothing_left()
-    assert f"{job} ended with status" in run.output
-    assert result(logdir)["global_steps"] == 300

@@ -79,12 +79,13 @@ def main() -> None:
     started = time.monotonic()
     for number, name in enumerate(folders):
         readme = root / name / "README.md"
-        text = readme.read_text()
-        if not BLOCK.search(text):
+        if not BLOCK.search(readme.read_text()):
             parser.error(f"{name}/README.md has no run:begin and run:end marks")
         runs = [run(root / name, seed) for seed in SEEDS]
         new = block(runs[0][0], [result for _, result in runs])
-        readme.write_text(BLOCK.sub(lambda _, new=new: new, text))
+        # Read again: runs take minutes, in which somebody may have edited it.
+        text = BLOCK.sub(lambda _, new=new: new, readme.read_text())
+        readme.write_text(text)
         each = (time.monotonic() - started) / (number + 1)
         left = each * (len(folders) - number - 1)
         print(f"{name}: {number + 1}/{len(folders)}, {left:.0f} s left", flush=True)
