@@ -176,8 +176,8 @@ def start_table(rounds):
         [*header, "ratio, or seconds", "goal", "reached"], rows
     )
     return text + (
-        "\nA ratio below 1 is possible: `cluster.py` hides Keras while it imports "
-        "TensorFlow, which\nsaves a third of the import.\n"
+        "\nA ratio below 1 is possible: `cluster.py` hides Keras and rests the garbage "
+        "collector\nwhile it imports TensorFlow.\n"
     )
 
 
