@@ -246,7 +246,6 @@ def test_tasks_that_die_and_come_back(folder, tmp_path):
         run.nothing_left()
     assert result(logdir)["global_steps"] == 600
     assert all(result(logdir)["rounds_per_worker"].values())
-    assert "lost a ps: waiting for it" in run.output
 
 
 def test_a_ps_that_dies_when_the_others_have_left(tmp_path):
