@@ -305,6 +305,7 @@ def field(tf, cluster, k, aggregate, workers):
             tf.train.GradientDescentOptimizer(0.1), aggregate, workers
         )
         train = optimizer.minimize(0.5 * (w - c) ** 2, step)
+        optimizer.ready_for_local_init_op.mark_used()  # or TensorFlow complains
         first = tf.global_variables_initializer()
     local = tf.local_variables_initializer()
     return SimpleNamespace(
