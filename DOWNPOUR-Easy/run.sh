@@ -13,7 +13,7 @@ exec 3>&2
 
 fail() {
   echo "run.sh: $1" >&3
-  exit "${2:-2}"
+  exit 2
 }
 
 number() { # name value least
@@ -180,4 +180,7 @@ while :; do
   fi
   sleep 0.1
 done
-[ -n "$until" ] || { reason="no end after TIMEOUT=$TIMEOUT s" && exit 124; }
+if [ -z "$until" ]; then
+  reason="no end after TIMEOUT=$TIMEOUT s"
+  exit 124
+fi

@@ -28,7 +28,6 @@ LINE = re.compile(
     r"|step +\d+/\d+  loss [\d.]+(  staleness [\d.]+)?  \d+ steps/s(  \d+ s left)?"
     r"|no GPU for worker \d+: it computes on the CPU"
     r"|lost a ps: .*|resumes from global step \d+|nothing to do: .* global step \d+"
-    r"|no GPU for worker \d+: it computes on the CPU"
     r"|test accuracy [\d.]+ after \d+ global steps in [\d.]+ s "
     r"\(\d+ steps/s, \d+ examples/s\)))"
 )
