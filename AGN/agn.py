@@ -6,10 +6,10 @@
         local ← w                                                 (worker: pull)
         T times: g := ∇ loss(local; a fresh mini-batch)           (worker)
                  local ← local − η g,  total ← total + g          (worker)
-        w ← w − η total / T                                       (ps: push)
+        w ← w − η total / T                                       (ps: update)
 
-Differs from DOWNPOUR-Easy: a push is as large as one gradient whatever T is, so that
-plain SGD on the ps bears it. (With Adagrad there, mean and sum would be the same.)
+Differs from DOWNPOUR-Easy: a push is as large as one gradient whatever T is and
+plain SGD on the ps can take it. (With Adagrad there, mean and sum would be the same.)
 Paper: Hermans, Spanakis, Möckel, Accumulated Gradient Normalization, ACML 2017,
 arXiv 1710.02368, the algorithm of the worker.
 Run: bash run.sh
@@ -17,36 +17,40 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-import functools
-
-import cluster
 import problem
-from cluster import tf  # tensorflow.compat.v1, imported when it is first used
+from cluster import books, exits, flags, protocol, report, rounds, start, straggler
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
 
 
 def parse_args(argv=None):
-    parser = cluster.parser(__doc__)
-    cluster.add_cluster_flags(parser)
+    parser = flags.parser("AGN", __doc__)
+    flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--window", type=cluster.positive_int, default=5, help="T, local steps")
-    return cluster.parse(parser, argv)
+    add("--window", type=flags.positive_int, default=5, help="T, local steps")
+    return flags.parse(parser, argv)
 
 
 # --- Graph [algorithm] -------------------------------------------------------
 
 
-def graph(args, center, global_step, batch, loss):
-    """Returns the tensors of one round, and the hooks its session needs.
+def state(args, center, kept):
+    """Returns what the rounds share beside the center variable: here nothing."""
 
-    `batch()` is a fresh mini-batch, `loss(w, batch)` its scalar loss at w [P].
+
+def graph(args, center, kept, shared, batch, loss, last):
+    """Returns one round, from pull to update, which comes after the `last` one.
+
+    `kept` are the books on ps 0, `shared` is what `state` returned, `batch()` a fresh
+    mini-batch, `loss(w, batch)` its scalar loss at w [P].
     """
-    pulled = center.as_tensor()
-    with tf.device(global_step.device):
-        seen = global_step.read_value()
+    # w_seen := w   (ps → worker; seen := updates applied to it, stays on ps 0)
+    with tf.name_scope("pull"):
+        pulled = rounds.pull(center, after=last.update)
+        seen = kept.read_step(after=last.update[:1])
 
-    # The loop builds batch and loss in its body: every step has its own mini-batch and
+    # Batch and loss are built in the loop's body: every step has its own mini-batch and
     # its own forward pass. One forward pass for all would give T equal gradients.
     def local_step(i, local, total, _):
         # g := ∇ loss(local; a fresh mini-batch)   (worker)
@@ -56,23 +60,26 @@ def graph(args, center, global_step, batch, loss):
         local = local - args.learning_rate * gradient
         return i + 1, local, total + gradient, value
 
-    start = 0, pulled, tf.zeros_like(pulled), 0.0
-    _, _, total, value = tf.while_loop(
-        lambda i, *_: i < args.window, local_step, start, parallel_iterations=1
-    )
+    with tf.name_scope("gradient"):
+        begin = 0, pulled, tf.zeros_like(pulled), 0.0
+        _, _, total, value = tf.while_loop(
+            lambda i, *_: i < args.window, local_step, begin, parallel_iterations=1
+        )
 
-    # staleness := updates applied between pull and push   (ps 0 counts)
-    pushed = cluster.send(total / args.window, center)
-    number = cluster.next_update(global_step, args.steps, after=[pushed[0], seen])
-    with tf.device(global_step.device):
-        counts = tf.stack([number + 1, number - seen])  # one tensor, one message
+    # m := total / T   (worker → ps, where ps 0 gives the update its number)
+    # staleness := that number − seen: updates applied between pull and push
+    with tf.name_scope("push"):
+        pushed = rounds.push(total / args.window, center)
+        entry = kept.enter(pushed, args.window * args.batch_size, pulled, seen)
 
-    # w ← w − η total / T   (ps)
-    push = []
-    for piece, g in zip(center, pushed, strict=True):
-        with tf.device(piece.device), tf.control_dependencies([number]):
-            push.append(piece.assign_sub(args.learning_rate * g, read_value=False))
-    return {"loss": value, "counts": counts, "push": push}, []
+    # w ← w − η m   (ps: each for its piece of w)
+    with tf.name_scope("update"):
+
+        def rule(w, mean):
+            return w.assign_sub(args.learning_rate * mean, read_value=False)
+
+        update = rounds.update(center, pushed, entry.applied, rule)
+    return rounds.Round(value, entry, update)
 
 
 # --- Worker and ps -----------------------------------------------------------
@@ -80,66 +87,63 @@ def graph(args, center, global_step, batch, loss):
 
 def main():
     args = parse_args()
-    cluster.begin(args, problem.check)
-
-    # Every task knows every address and serves its own part over gRPC.
-    spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
-    data = problem.load(args.data) if args.job_name == "worker" else None
-    server = tf.train.Server(spec, job_name=args.job_name, task_index=args.task_index)
-    if args.job_name == "ps":
-        return cluster.serve(server, args)
-
-    # Between-graph replication: every worker builds the same graph. The setter puts
-    # variables on the ps, in turn, and all the rest on this worker.
     me, workers = args.task_index, len(args.worker_hosts)
+    start.begin(args, problem, name=f"{args.job_name}-{me}")
+    data = flags.data(problem, args, workers) if args.job_name == "worker" else None
+
+    # Cluster and server: every task knows every address, and serves its own part.
+    spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
+    server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
+    if args.job_name == "ps":
+        return protocol.serve(server, args)
+
+    # Placement: every worker builds the same graph (between-graph replication). The
+    # setter puts variables on the ps, in turn, and all the rest on this worker.
     device = f"/job:worker/task:{me}"
     with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
-        shapes = problem.shapes(data)
-        start = problem.initial(shapes, args.seed)
+        learning = problem.build(data, args.batch_size, args.seed, me, workers)
         pieces = tf.fixed_size_partitioner(len(args.ps_hosts))  # one on each ps
-        center = tf.get_variable("center", initializer=start, partitioner=pieces)
-        global_step = tf.train.get_or_create_global_step()
-        batches, feed = problem.batches(data, args.batch_size, args.seed, me, workers)
-        loss = cluster.slowed(functools.partial(problem.loss, shapes=shapes), args)
-        train, hooks = graph(args, center, global_step, batches.get_next, loss)
-        evaluation = problem.evaluation(center.as_tensor(), data, shapes)
+        center = tf.get_variable(
+            "center", initializer=learning.start, partitioner=pieces
+        )
+        kept = books.Books(args)
+        shared = state(args, center, kept)
+        loss = straggler.slowed(learning.loss, args)
+        calls = rounds.Calls(
+            lambda last: graph(args, center, kept, shared, learning.batch, loss, last)
+        )
+        test = learning.test(center.as_tensor())
 
-    # A session waits for the tasks that pass its filters, not for other workers. The
-    # saver is not sharded: the chief writes all, and no directory need be shared.
+    # Session: it waits for the tasks that pass its filters, not for other workers.
     config = tf.ConfigProto(device_filters=["/job:ps", device])
-    protocol = cluster.Protocol(args, server.target, config)
-    scaffold = tf.train.Scaffold(
-        ready_for_local_init_op=protocol.ready(),
-        local_init_op=tf.group(tf.local_variables_initializer(), batches.initializer),
-        local_init_feed_dict=feed,
-        saver=tf.train.Saver(),
-    )
-    log = cluster.Log(args, start.shape.num_elements(), evaluation)
+    run = protocol.Protocol(args, server.target, config, kept)
+    notes = report.Report(args, learning.metric, test)
     options = dict(
         master=server.target,
-        is_chief=me == 0,
+        is_chief=run.chief,
         config=config,
-        scaffold=scaffold,
-        hooks=[protocol.hook(), *hooks],
+        scaffold=run.scaffold(learning.initializer, learning.feed),
+        hooks=[run.hook()],
         checkpoint_dir=args.logdir,
-        save_checkpoint_steps=max(1, args.steps // 10),
-        stop_grace_period_secs=1,
+        save_checkpoint_secs=args.save_seconds,
+        log_step_count_steps=None,
     )
-    with protocol, tf.train.MonitoredTrainingSession(**options) as session:
+    if run.chief:
+        report.print_placement()
+    with run, tf.train.MonitoredTrainingSession(**options) as session:
 
-        def rounds(step_context):
-            """A few rounds, each one bare call: the hooks look in between."""
-            one_round = step_context.session.make_callable(train)
-            with cluster.bare_calls():
-                for _ in range(cluster.HOOKS_EVERY):
-                    if log.round(one_round()) >= args.steps:
-                        break
+        def make_rounds(step_context):
+            calls.make(step_context.session, notes)
 
-        while not protocol.finished(session, log):
-            session.run_step_fn(rounds)
-            log.draw(session)
-        log.write_result(session, protocol.reports)
+        # Loop: half a second of rounds in bare calls, then the hooks have a look.
+        while not run.finished(session, notes):
+            session.run_step_fn(make_rounds)
+            notes.draw(session)
+
+        # Result: what the books say and what the center variable is worth.
+        if run.chief:
+            notes.write(session, run.account(session))
 
 
 if __name__ == "__main__":
-    cluster.run(main)
+    exits.run(main)

@@ -18,45 +18,61 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-import functools
-
-import cluster
 import problem
-from cluster import tf  # tensorflow.compat.v1, imported when it is first used
+from cluster import books, exits, flags, protocol, report, rounds, start, straggler
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
 
 
 def parse_args(argv=None):
-    parser = cluster.parser(__doc__)
-    cluster.add_cluster_flags(parser)
+    parser = flags.parser("DOWNPOUR", __doc__)
+    flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--window", type=cluster.positive_int, default=5, help="T, local steps")
-    add("--server_learning_rate", type=cluster.positive, default=0.05, help="γ")
-    return cluster.parse(parser, argv)
+    add("--window", type=flags.positive_int, default=5, help="T, local steps")
+    add("--server_learning_rate", type=flags.positive, default=0.05, help="γ")
+    return flags.parse(parser, argv)
 
 
 # --- Graph [algorithm] -------------------------------------------------------
 
 
-def graph(args, center, global_step, batch, loss):
-    """Returns the tensors of one round, and the hooks its session needs.
+def own(create, **options):
+    """Makes a variable this worker's own: never pushed, saved or shared."""
+    options.update(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
+    return create(**options)
 
-    `batch()` is a fresh mini-batch, `loss(w, batch)` its scalar loss at w [P].
-    """
-    pulled = center.as_tensor()
-    with tf.device(global_step.device):
-        seen = global_step.read_value()
 
-    # The copy of w and the optimizer's slots are this worker's own variables: never
-    # saved or shared. Any optimizer of tf.train can stand here.
-    def own(create, **options):
-        options.update(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
-        return create(**options)
-
+def state(args, center, kept):
+    """Returns what the rounds share: Adagrad on each ps; here a copy, an optimizer."""
+    with tf.variable_creator_scope(own), tf.device(f"/job:worker/task:{kept.me}"):
+        copy = tf.get_variable("local", initializer=tf.zeros_like(rounds.pull(center)))
+    # Any optimizer of tf.train can stand here.
     optimizer = tf.train.AdagradOptimizer(args.learning_rate)
+    adagrad = {
+        # The paper's s starts at 0; without the lock two updates of s may mix.
+        piece.device: tf.train.AdagradOptimizer(
+            args.server_learning_rate, initial_accumulator_value=1e-20, use_locking=True
+        )
+        for piece in center
+    }
+    return copy, optimizer, adagrad
 
-    # The loop builds batch and loss in its body: every step has its own mini-batch and
+
+def graph(args, center, kept, shared, batch, loss, last):
+    """Returns one round, from pull to update, which comes after the `last` one.
+
+    `kept` are the books on ps 0, `shared` is what `state` returned, `batch()` a fresh
+    mini-batch, `loss(w, batch)` its scalar loss at w [P].
+    """
+    copy, optimizer, adagrad = shared
+
+    # w_seen := w   (ps → worker; seen := updates applied to it, stays on ps 0)
+    with tf.name_scope("pull"):
+        pulled = rounds.pull(center, after=last.update)
+        seen = kept.read_step(after=last.update[:1])
+
+    # Batch and loss are built in the loop's body: every step has its own mini-batch and
     # its own forward pass. One forward pass for all would give T equal gradients.
     def local_step(i, local, total, _):
         # g := ∇ loss(local; a fresh mini-batch)   (worker)
@@ -67,28 +83,30 @@ def graph(args, center, global_step, batch, loss):
         with tf.control_dependencies([step]):
             return i + 1, copy.read_value(), total + gradient, value
 
-    with tf.variable_creator_scope(own), tf.device(pulled.device):
-        copy = tf.get_variable("local", initializer=tf.zeros_like(pulled))
-        start = 0, copy.assign(pulled).read_value(), tf.zeros_like(pulled), 0.0
-        _, _, total, value = tf.while_loop(
-            lambda i, *_: i < args.window, local_step, start, parallel_iterations=1
+    # The optimizer's slots are made as the copy is: this worker's own.
+    own_slots = tf.variable_creator_scope(own), tf.device(copy.device)
+    with tf.name_scope("gradient"), own_slots[0], own_slots[1]:
+        with tf.control_dependencies(last.local):
+            local = copy.assign(pulled).read_value()
+        begin = 0, local, tf.zeros_like(pulled), 0.0
+        _, after, total, value = tf.while_loop(
+            lambda i, *_: i < args.window, local_step, begin, parallel_iterations=1
         )
 
-    # staleness := updates applied between pull and push   (ps 0 counts)
-    pushed = cluster.send(total, center)
-    number = cluster.next_update(global_step, args.steps, after=[pushed[0], seen])
-    with tf.device(global_step.device):
-        counts = tf.stack([number + 1, number - seen])  # one tensor, one message
+    # total   (worker → ps, where ps 0 gives the update its number)
+    # staleness := that number − seen: updates applied between pull and push
+    with tf.name_scope("push"):
+        pushed = rounds.push(total, center)
+        entry = kept.enter(pushed, args.window * args.batch_size, pulled, seen)
 
-    # s ← s + total²,  w ← w − γ total / √s   (ps; the paper's s starts at 0)
-    adagrad = tf.train.AdagradOptimizer(
-        args.server_learning_rate, initial_accumulator_value=1e-20, use_locking=True
-    )
-    push = []
-    for piece, g in zip(center, pushed, strict=True):
-        with tf.device(piece.device), tf.control_dependencies([number]):
-            push.append(adagrad.apply_gradients([(g, piece)]))
-    return {"loss": value, "counts": counts, "push": push}, []
+    # s ← s + total²,  w ← w − γ total / √s   (ps: each for its piece of w)
+    with tf.name_scope("update"):
+
+        def rule(w, total):
+            return adagrad[w.device].apply_gradients([(total, w)])
+
+        update = rounds.update(center, pushed, entry.applied, rule)
+    return rounds.Round(value, entry, update, local=[after])
 
 
 # --- Worker and ps -----------------------------------------------------------
@@ -96,66 +114,63 @@ def graph(args, center, global_step, batch, loss):
 
 def main():
     args = parse_args()
-    cluster.begin(args, problem.check)
-
-    # Every task knows every address and serves its own part over gRPC.
-    spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
-    data = problem.load(args.data) if args.job_name == "worker" else None
-    server = tf.train.Server(spec, job_name=args.job_name, task_index=args.task_index)
-    if args.job_name == "ps":
-        return cluster.serve(server, args)
-
-    # Between-graph replication: every worker builds the same graph. The setter puts
-    # variables on the ps, in turn, and all the rest on this worker.
     me, workers = args.task_index, len(args.worker_hosts)
+    start.begin(args, problem, name=f"{args.job_name}-{me}")
+    data = flags.data(problem, args, workers) if args.job_name == "worker" else None
+
+    # Cluster and server: every task knows every address, and serves its own part.
+    spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
+    server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
+    if args.job_name == "ps":
+        return protocol.serve(server, args)
+
+    # Placement: every worker builds the same graph (between-graph replication). The
+    # setter puts variables on the ps, in turn, and all the rest on this worker.
     device = f"/job:worker/task:{me}"
     with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
-        shapes = problem.shapes(data)
-        start = problem.initial(shapes, args.seed)
+        learning = problem.build(data, args.batch_size, args.seed, me, workers)
         pieces = tf.fixed_size_partitioner(len(args.ps_hosts))  # one on each ps
-        center = tf.get_variable("center", initializer=start, partitioner=pieces)
-        global_step = tf.train.get_or_create_global_step()
-        batches, feed = problem.batches(data, args.batch_size, args.seed, me, workers)
-        loss = cluster.slowed(functools.partial(problem.loss, shapes=shapes), args)
-        train, hooks = graph(args, center, global_step, batches.get_next, loss)
-        evaluation = problem.evaluation(center.as_tensor(), data, shapes)
+        center = tf.get_variable(
+            "center", initializer=learning.start, partitioner=pieces
+        )
+        kept = books.Books(args)
+        shared = state(args, center, kept)
+        loss = straggler.slowed(learning.loss, args)
+        calls = rounds.Calls(
+            lambda last: graph(args, center, kept, shared, learning.batch, loss, last)
+        )
+        test = learning.test(center.as_tensor())
 
-    # A session waits for the tasks that pass its filters, not for other workers. The
-    # saver is not sharded: the chief writes all, and no directory need be shared.
+    # Session: it waits for the tasks that pass its filters, not for other workers.
     config = tf.ConfigProto(device_filters=["/job:ps", device])
-    protocol = cluster.Protocol(args, server.target, config)
-    scaffold = tf.train.Scaffold(
-        ready_for_local_init_op=protocol.ready(),
-        local_init_op=tf.group(tf.local_variables_initializer(), batches.initializer),
-        local_init_feed_dict=feed,
-        saver=tf.train.Saver(),
-    )
-    log = cluster.Log(args, start.shape.num_elements(), evaluation)
+    run = protocol.Protocol(args, server.target, config, kept)
+    notes = report.Report(args, learning.metric, test)
     options = dict(
         master=server.target,
-        is_chief=me == 0,
+        is_chief=run.chief,
         config=config,
-        scaffold=scaffold,
-        hooks=[protocol.hook(), *hooks],
+        scaffold=run.scaffold(learning.initializer, learning.feed),
+        hooks=[run.hook()],
         checkpoint_dir=args.logdir,
-        save_checkpoint_steps=max(1, args.steps // 10),
-        stop_grace_period_secs=1,
+        save_checkpoint_secs=args.save_seconds,
+        log_step_count_steps=None,
     )
-    with protocol, tf.train.MonitoredTrainingSession(**options) as session:
+    if run.chief:
+        report.print_placement()
+    with run, tf.train.MonitoredTrainingSession(**options) as session:
 
-        def rounds(step_context):
-            """A few rounds, each one bare call: the hooks look in between."""
-            one_round = step_context.session.make_callable(train)
-            with cluster.bare_calls():
-                for _ in range(cluster.HOOKS_EVERY):
-                    if log.round(one_round()) >= args.steps:
-                        break
+        def make_rounds(step_context):
+            calls.make(step_context.session, notes)
 
-        while not protocol.finished(session, log):
-            session.run_step_fn(rounds)
-            log.draw(session)
-        log.write_result(session, protocol.reports)
+        # Loop: half a second of rounds in bare calls, then the hooks have a look.
+        while not run.finished(session, notes):
+            session.run_step_fn(make_rounds)
+            notes.draw(session)
+
+        # Result: what the books say and what the center variable is worth.
+        if run.chief:
+            notes.write(session, run.account(session))
 
 
 if __name__ == "__main__":
-    cluster.run(main)
+    exits.run(main)

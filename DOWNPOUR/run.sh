@@ -54,7 +54,7 @@ done
 # A run without ps is a single process: no cluster, no ports.
 cluster=()
 if [ "$NUM_PS" -gt 0 ]; then
-  ports=$("$PYTHON" "$here/cluster.py" $((NUM_PS + NUM_WORKERS)) ${BASE_PORT:+"$BASE_PORT"})
+  ports=$("$PYTHON" "$here/cluster/ports.py" $((NUM_PS + NUM_WORKERS)) ${BASE_PORT:+"$BASE_PORT"})
   ps_hosts='' worker_hosts='' count=0
   for port in $ports; do
     if [ $((count += 1)) -le "$NUM_PS" ]; then

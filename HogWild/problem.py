@@ -1,9 +1,14 @@
 """The learning problem: handwritten digits and a small multilayer perceptron.
 
-The same file in every folder, so that results compare. It is the file to replace
-with a problem of your own: keep the function names and what they return, and every
-scheme runs on it. The schemes see the parameters as one flat vector, the center
-variable; `shapes` says how the model cuts it into weights and biases.
+The same file in every folder, so that results compare, and the one to replace with a
+problem of your own. A script calls two functions:
+
+    data = load(name, workers)                              before anything starts
+    learning = build(data, batch_size, seed, worker, workers)    in the worker's graph
+
+`load` raises ValueError with a sentence for whoever gave the name. `build` returns a
+`Problem`; its fields say what each thing must be. The schemes see the parameters as one
+flat vector, the center variable; `parameters` cuts it into weights and biases.
 """
 
 import collections
@@ -12,37 +17,69 @@ import os
 
 import numpy as np
 
-import cluster
-from cluster import tf
+from cluster import tensorflow_v1 as tf
 
 HIDDEN = 64  # units of the hidden layer
 
 Data = collections.namedtuple("Data", "x_train y_train x_test y_test")
+Problem = collections.namedtuple(
+    "Problem",
+    [
+        "start",  # the flat start vector [P], float32: the same in every worker
+        "batch",  # batch() returns the tensors of this worker's next mini-batch
+        "loss",  # loss(vector, batch) is the scalar that is minimized, float32
+        "test",  # test(vector) returns (loss, metric) on the test set, and a feed
+        "metric",  # what the metric is called: accuracy
+        "initializer",  # the operation that starts the input, once per session
+        "feed",  # what `initializer` is fed, so that the data is not in the graph
+    ],
+)
+
+
+def build(data, batch_size, seed, worker=0, workers=1):
+    """Returns the `Problem` of one worker, in the graph that is being built."""
+    shapes = shapes_of(data)
+    iterator, feed = batches(data, batch_size, seed, worker, workers)
+
+    def loss_of(vector, batch):
+        return loss(vector, batch, shapes)
+
+    def test_of(vector):
+        images = tf.placeholder(data.x_test.dtype, data.x_test.shape)
+        labels = tf.placeholder(data.y_test.dtype, data.y_test.shape)
+        batch = images, labels
+        tensors = loss_of(vector, batch), accuracy(vector, batch, shapes)
+        return tensors, {images: data.x_test, labels: data.y_test}
+
+    return Problem(
+        start=initial(shapes, seed),
+        batch=iterator.get_next,
+        loss=loss_of,
+        test=test_of,
+        metric="accuracy",
+        initializer=iterator.initializer,
+        feed=feed,
+    )
+
 
 # --- Data ---------------------------------------------------------------------
 
 
-def check(name):
-    """Ends the program (status 2) when data set `name` cannot be used.
-
-    Cheap for the digits, which ship inside scikit-learn; loads anything else.
-    """
-    if name != "digits":
-        load(name)
-
-
-def load(name):
+def load(name, workers=1):
     """Returns the data set as `Data`: x float32 [n, features], y int32 [n].
 
     `name` is digits, mnist, fashion_mnist, or a .npz file with Keras' keys x_train,
-    y_train, x_test, y_test; integer images are scaled by their largest value. Ends
-    the program with one sentence and status 2 when the data set cannot be used.
+    y_train, x_test, y_test; integer images are scaled by their largest value. Raises
+    ValueError if that cannot be used, or has fewer training rows than workers.
     """
     if name == "digits":
         # The file behind sklearn.datasets.load_digits; scikit-learn itself would take
         # a second to import. A fixed shuffle: its writers come in order.
-        package = os.path.dirname(importlib.util.find_spec("sklearn").origin)
-        path = os.path.join(package, "datasets", "data", "digits.csv.gz")
+        package = importlib.util.find_spec("sklearn")
+        if package is None:
+            raise ValueError("they are in scikit-learn: pip install scikit-learn")
+        folder = os.path.dirname(package.origin)
+        path = os.path.join(folder, "datasets", "data", "digits.csv.gz")
         table = np.loadtxt(path, delimiter=",").astype(np.uint8)
         table = np.random.default_rng(0).permutation(table)
         x, y = table[:, :-1], table[:, -1]
@@ -52,7 +89,10 @@ def load(name):
         arrays = _download(name)
     else:
         arrays = _read(name)
-    return _checked(name, arrays)
+    data = _checked(arrays)
+    if len(data.y_train) < workers:
+        raise ValueError(f"{len(data.y_train)} training rows for {workers} workers")
+    return data
 
 
 def _download(name):
@@ -60,33 +100,31 @@ def _download(name):
     try:
         (x, y), (x_test, y_test) = getattr(tf.keras.datasets, name).load_data()
     except Exception as error:
-        cluster.fail(
-            f"--data {name}: the download failed ({str(error).splitlines()[0]}); "
-            f"use --data digits, or --data FILE.npz with a copy of Keras' {name}.npz"
-        )
+        raise ValueError(
+            f"the download failed ({str(error).splitlines()[0]}); use --data digits, "
+            f"or --data FILE.npz with a copy of Keras' {name}.npz"
+        ) from error
     return {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
 
 
 def _read(name):
     """Returns the arrays of a .npz file."""
     if not name.endswith(".npz"):
-        cluster.fail(
-            f"--data {name}: choose digits, mnist, fashion_mnist or a .npz file"
-        )
+        raise ValueError("choose digits, mnist, fashion_mnist or a .npz file")
     if not os.path.isfile(name):
-        cluster.fail(f"--data {name}: no such file")
+        raise ValueError("no such file")
     try:
         with np.load(name, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
     except Exception as error:
-        cluster.fail(f"--data {name}: not a readable .npz file ({error})")
+        raise ValueError(f"not a readable .npz file ({error})") from error
 
 
-def _checked(name, arrays):
-    """Returns `arrays` as `Data`, or ends the program with what is wrong."""
+def _checked(arrays):
+    """Returns `arrays` as `Data`; raises ValueError with what is wrong with them."""
 
     def wrong(sentence):
-        cluster.fail(f"--data {name}: {sentence}")
+        raise ValueError(sentence)
 
     missing = [key for key in Data._fields if key not in arrays]
     if missing:
@@ -133,8 +171,6 @@ def batches(data, batch_size, seed, worker=0, workers=1):
     `iterator.initializer` wants to be fed, so that the data is not in the graph.
     """
     x, y = data.x_train[worker::workers], data.y_train[worker::workers]
-    if not len(y):
-        cluster.fail(f"{len(data.y_train)} training rows for {workers} workers")
     images = tf.placeholder(x.dtype, x.shape)
     labels = tf.placeholder(y.dtype, y.shape)
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
@@ -152,7 +188,7 @@ def batches(data, batch_size, seed, worker=0, workers=1):
 # --- Model --------------------------------------------------------------------
 
 
-def shapes(data):
+def shapes_of(data):
     """Returns the shapes of the parameters, in the order `model` takes them."""
     features, classes = data.x_train.shape[1], int(data.y_train.max()) + 1
     return [(features, HIDDEN), (HIDDEN,), (HIDDEN, classes), (classes,)]
@@ -167,7 +203,8 @@ def model(parameters, images):
 def initial(shapes, seed):
     """Returns the flat start vector [P], float32: He's normal weights, zero biases.
 
-    Source: He et al. 2015, arXiv 1502.01852, equation 10.
+    The inputs of a unit are all axes of its weights but the last, also of a
+    convolution's. Source: He et al. 2015, arXiv 1502.01852, equation 10.
     """
     pieces = []
     for number, shape in enumerate(shapes):
@@ -175,7 +212,7 @@ def initial(shapes, seed):
             pieces.append(tf.zeros(shape))
             continue
         normal = tf.random.stateless_normal(shape, seed=[seed, number])
-        pieces.append(tf.reshape(normal * (2.0 / shape[0]) ** 0.5, [-1]))
+        pieces.append(tf.reshape(normal * (2.0 / np.prod(shape[:-1])) ** 0.5, [-1]))
     return tf.concat(pieces, axis=0)
 
 
@@ -202,12 +239,3 @@ def accuracy(vector, batch, shapes):
     guess = tf.argmax(model(parameters(vector, shapes), images), 1)
     right = tf.equal(guess, tf.cast(labels, tf.int64))
     return tf.reduce_mean(tf.cast(right, tf.float32))
-
-
-def evaluation(vector, data, shapes):
-    """Returns the loss and accuracy on the test set as (tensors, feed)."""
-    images = tf.placeholder(data.x_test.dtype, data.x_test.shape)
-    labels = tf.placeholder(data.y_test.dtype, data.y_test.shape)
-    batch = images, labels
-    tensors = loss(vector, batch, shapes), accuracy(vector, batch, shapes)
-    return tensors, {images: data.x_test, labels: data.y_test}

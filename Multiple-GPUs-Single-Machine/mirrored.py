@@ -8,9 +8,9 @@ fewer GPUs than copies these are on logical CPU devices.
 Run: python mirrored.py --devices 2
 """
 
-import cluster
 import problem
-from cluster import tf  # tensorflow.compat.v1, imported when it is first used
+from cluster import exits, flags, start
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 
 def devices(count):
@@ -57,40 +57,39 @@ def session_config(names):
 
 
 def main():
-    parser = cluster.parser(__doc__)
+    parser = flags.parser("mirrored", __doc__)
     add = parser.add_argument
-    add("--devices", type=cluster.positive_int, default=2, help="N, copies")
-    args = cluster.parse(parser)
-    cluster.begin(args, problem.check)
-    data = problem.load(args.data)
-    shapes, names = problem.shapes(data), devices(args.devices)
+    add("--devices", type=flags.positive_int, default=2, help="N, copies")
+    args = flags.parse(parser)
+    start.begin(args, problem, name="mirrored")
+    data, names = flags.data(problem, args, args.devices), devices(args.devices)
     strategy = tf.distribute.MirroredStrategy(
         names, tf.distribute.ReductionToOneDevice()
     )
     shards = [
-        problem.batches(data, args.batch_size, args.seed, k, len(names))
+        problem.build(data, args.batch_size, args.seed, k, len(names))
         for k in range(len(names))
     ]
     value, center = graph(
         args,
         strategy,
-        lambda: problem.initial(shapes, args.seed),
-        lambda k: shards[k][0].get_next(),
-        lambda w, batch: problem.loss(w, batch, shapes),
+        lambda: shards[0].start,
+        lambda k: shards[k].batch(),
+        shards[0].loss,
     )
-    evaluation, feed = problem.evaluation(center.read_value(), data, shapes)
+    test, feed = shards[0].test(center.read_value())
     with tf.Session(config=session_config(names)) as session:
         session.run(tf.global_variables_initializer())
-        for batches, rows in shards:
-            session.run(batches.initializer, rows)
+        for shard in shards:
+            session.run(shard.initializer, shard.feed)
         train = session.make_callable(value)
         for step in range(1, args.steps + 1):
             mean = train()
             if step % max(1, args.steps // 10) == 0:
                 print(f"step {step}/{args.steps}  loss {mean:.4f}")
-        _, accuracy = session.run(evaluation, feed)
+        _, accuracy = session.run(test, feed)
         print(f"test accuracy {accuracy:.4f} after {args.steps} steps")
 
 
 if __name__ == "__main__":
-    cluster.run(main)
+    exits.run(main)

@@ -8,9 +8,9 @@ those of Synchronous-SGD. With fewer GPUs than towers these are logical CPU devi
 Run: python towers.py --devices 2
 """
 
-import cluster
 import problem
-from cluster import tf  # tensorflow.compat.v1, imported when it is first used
+from cluster import exits, flags, start
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 
 def devices(count):
@@ -49,40 +49,38 @@ def session_config(names):
 
 
 def main():
-    parser = cluster.parser(__doc__)
+    parser = flags.parser("towers", __doc__)
     add = parser.add_argument
-    add("--devices", type=cluster.positive_int, default=2, help="N, towers")
-    args = cluster.parse(parser)
-    cluster.begin(args, problem.check)
-    data = problem.load(args.data)
-    shapes, names = problem.shapes(data), devices(args.devices)
+    add("--devices", type=flags.positive_int, default=2, help="N, towers")
+    args = flags.parse(parser)
+    start.begin(args, problem, name="towers")
+    data, names = flags.data(problem, args, args.devices), devices(args.devices)
     with tf.device("cpu:0"):
-        start = problem.initial(shapes, args.seed)
-        center = tf.get_variable("center", initializer=start)
         shards = [
-            problem.batches(data, args.batch_size, args.seed, k, len(names))
+            problem.build(data, args.batch_size, args.seed, k, len(names))
             for k in range(len(names))
         ]
+        center = tf.get_variable("center", initializer=shards[0].start)
     losses, update = graph(
         args,
         names,
         center,
-        lambda k: shards[k][0].get_next(),
-        lambda w, batch: problem.loss(w, batch, shapes),
+        lambda k: shards[k].batch(),
+        shards[0].loss,
     )
-    evaluation, feed = problem.evaluation(center, data, shapes)
+    test, feed = shards[0].test(center.read_value())
     with tf.Session(config=session_config(names)) as session:
         session.run(tf.global_variables_initializer())
-        for batches, rows in shards:
-            session.run(batches.initializer, rows)
+        for shard in shards:
+            session.run(shard.initializer, shard.feed)
         train = session.make_callable([losses, update])
         for step in range(1, args.steps + 1):
             values, _ = train()
             if step % max(1, args.steps // 10) == 0:
                 print(f"step {step}/{args.steps}  loss {sum(values) / len(names):.4f}")
-        _, accuracy = session.run(evaluation, feed)
+        _, accuracy = session.run(test, feed)
         print(f"test accuracy {accuracy:.4f} after {args.steps} steps")
 
 
 if __name__ == "__main__":
-    cluster.run(main)
+    exits.run(main)

@@ -9,40 +9,41 @@ Paper: Robbins, Monro, A Stochastic Approximation Method, 1951.
 Run: bash run.sh
 """
 
-# --- Imports -----------------------------------------------------------------
+# --- Imports [algorithm] -----------------------------------------------------
 
-import functools
-
-import cluster
 import problem
-from cluster import tf  # tensorflow.compat.v1, imported when it is first used
+from cluster import books, checkpoint, exits, flags, report, rounds, start
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
 
 
 def parse_args(argv=None):
-    return cluster.parse(cluster.parser(__doc__), argv)
+    return flags.parse(flags.parser("Non-Distributed-Setup", __doc__), argv)
 
 
 # --- Graph [algorithm] -------------------------------------------------------
 
 
-def graph(args, center, global_step, batch, loss):
-    """Returns the tensors of one round: compute a gradient, apply it.
+def graph(args, center, global_step, batch, loss, last):
+    """Returns one round: a gradient and its update, which come after the `last` ones.
 
     `batch()` is a fresh mini-batch, `loss(w, batch)` its scalar loss at w [P].
     """
-    weights = center.read_value()
+    with tf.control_dependencies(last.update):
+        weights = center.read_value()
 
     # g := ∇ loss(w; mini-batch)
-    value = loss(weights, batch())
-    (gradient,) = tf.gradients(value, weights)
+    with tf.name_scope("gradient"):
+        value = loss(weights, batch())
+        (gradient,) = tf.gradients(value, weights)
 
     # w ← w − η g
-    number = cluster.next_update(global_step, args.steps, after=[gradient])
-    with tf.control_dependencies([number]):
-        push = center.assign_sub(args.learning_rate * gradient, read_value=False)
-    return {"loss": value, "counts": [number + 1], "push": push}
+    with tf.name_scope("update"):
+        update = center.assign_sub(args.learning_rate * gradient, read_value=False)
+        with tf.control_dependencies([update]):
+            number = global_step.assign_add(1)
+    return rounds.Round(value, books.entry_of_one_process(number), [update])
 
 
 # --- Training [algorithm] ----------------------------------------------------
@@ -50,44 +51,46 @@ def graph(args, center, global_step, batch, loss):
 
 def main():
     args = parse_args()
-    cluster.begin(args, problem.check)
+    start.begin(args, problem)
+    data = flags.data(problem, args)
 
-    data = problem.load(args.data)
-    shapes = problem.shapes(data)
-    start = problem.initial(shapes, args.seed)
-    center = tf.get_variable("center", initializer=start)
+    learning = problem.build(data, args.batch_size, args.seed)
+    center = tf.get_variable("center", initializer=learning.start)
     global_step = tf.train.get_or_create_global_step()
-    batches, feed = problem.batches(data, args.batch_size, args.seed)
-    loss = functools.partial(problem.loss, shapes=shapes)
-    train = graph(args, center, global_step, batches.get_next, loss)
-    evaluation = problem.evaluation(center.read_value(), data, shapes)
+    calls = rounds.Calls(
+        lambda last: graph(
+            args, center, global_step, learning.batch, learning.loss, last
+        )
+    )
+    test = learning.test(center.read_value())
 
     scaffold = tf.train.Scaffold(
-        local_init_op=tf.group(tf.local_variables_initializer(), batches.initializer),
-        local_init_feed_dict=feed,
+        local_init_op=tf.group(tf.local_variables_initializer(), learning.initializer),
+        local_init_feed_dict=learning.feed,
+        saver=checkpoint.saver(),
     )
-    log = cluster.Log(args, start.shape.num_elements(), evaluation)
-    cluster.print_placement()
+    notes = report.Report(args, learning.metric, test)
     options = dict(
         scaffold=scaffold,
         checkpoint_dir=args.logdir,
-        save_checkpoint_steps=max(1, args.steps // 10),
+        save_checkpoint_secs=args.save_seconds,
+        log_step_count_steps=None,
     )
+    report.print_placement()
     with tf.train.MonitoredTrainingSession(**options) as session:
 
-        def rounds(step_context):
-            """A few rounds, each one bare call: the hooks look in between."""
-            one_round = step_context.session.make_callable(train)
-            with cluster.bare_calls():
-                for _ in range(cluster.HOOKS_EVERY):
-                    if log.round(one_round()) >= args.steps:
-                        break
+        def make_rounds(step_context):
+            calls.make(step_context.session, notes)
 
-        while session.run(global_step) < args.steps:
-            session.run_step_fn(rounds)
-            log.draw(session)
-        log.write_result(session, {0: log.report()})
+        begun = notes.look(session.run(global_step))
+        while notes.look(session.run(global_step)) < args.steps:
+            session.run_step_fn(make_rounds)
+            notes.draw(session)
+
+        step = int(session.run(global_step))
+        account = books.of_one_process(step, begun, notes.times, args.batch_size)
+        notes.write(session, account)
 
 
 if __name__ == "__main__":
-    cluster.run(main)
+    exits.run(main)

@@ -1,7 +1,7 @@
 """Synchronous-SGD: an update is the mean of N gradients at the same weights.
 
     ps      holds the center variable w, collects N gradients of a step, drops late ones
-    worker  waits for its token of step t, pulls w, pushes its gradient there, with t
+    worker  waits for its token of step t, pulls w, pushes its gradient for step t
 
         g_k := ∇ loss(w; mini-batch of worker k)      (worker)
         w ← w − η (1/N) ∑ g_k                         (ps, of the first N of step t)
@@ -12,81 +12,91 @@ Paper: Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous 
 Run: bash run.sh
 """
 
-# --- Imports -----------------------------------------------------------------
+# --- Imports [algorithm] -----------------------------------------------------
 
-import functools
-
-import cluster
 import problem
-from cluster import tf  # tensorflow.compat.v1, imported when it is first used
+from cluster import (
+    barrier,
+    books,
+    exits,
+    flags,
+    protocol,
+    report,
+    rounds,
+    start,
+    straggler,
+)
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
 
 
 def parse_args(argv=None):
-    parser = cluster.parser(__doc__)
-    cluster.add_cluster_flags(parser)
+    parser = flags.parser("Synchronous-SGD", __doc__)
+    flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--replicas_to_aggregate", type=cluster.positive_int, help="N (None: all)")
-    args = cluster.parse(parser, argv)
+    add("--replicas_to_aggregate", type=flags.positive_int, help="N (None: all)")
+    args = flags.parse(parser, argv)
     workers = len(args.worker_hosts)
     args.replicas_to_aggregate = n = args.replicas_to_aggregate or workers
     if n > workers:
-        cluster.fail(f"--replicas_to_aggregate {n}: there are {workers} workers")
+        exits.fail(f"--replicas_to_aggregate {n}: there are {workers} workers")
     return args
 
 
 # --- Graph [algorithm] -------------------------------------------------------
 
 
-def graph(args, center, global_step, batch, loss):
-    """Returns the tensors of one round, and the hooks its session needs.
+def state(args, center, kept):
+    """Returns what the rounds share: on ps 0 the barrier, on each ps a sum."""
+    sums = []
+    for piece in center:
+        with tf.device(piece.device):
+            sums.append(kept.temporary("sum", tf.zeros(piece.shape)))
+    return barrier.Barrier(args, kept), sums
 
-    `batch()` is a fresh mini-batch, `loss(w, batch)` its scalar loss at w [P].
+
+def graph(args, center, kept, shared, batch, loss, last):
+    """Returns one round, from pull to update, which comes after the `last` one.
+
+    `kept` are the books on ps 0, `shared` is what `state` returned, `batch()` a fresh
+    mini-batch, `loss(w, batch)` its scalar loss at w [P].
     """
-    # t := my newest token   (ps 0: a queue per worker, nobody takes two of a step)
-    with tf.device(global_step.device):
-        names = [f"tokens_{worker}" for worker in range(len(args.worker_hosts))]
-        queues = [tf.FIFOQueue(-1, tf.int64, [[]], shared_name=name) for name in names]
-        mine = queues[args.task_index]
-        t = tf.reduce_max(mine.dequeue_many(tf.maximum(mine.size(), 1)))
-        first = mine.enqueue(global_step.read_value())
-        counts = [t + 1]
-    with tf.control_dependencies([t]):
-        # Not as_tensor(): that is a read of its own, which would not wait.
-        pulled = tf.concat([piece.read_value() for piece in center], axis=0)
+    step, sums = shared
+
+    # t := my newest token   (ps 0), then w   (ps → worker)
+    with tf.name_scope("pull"):
+        t = step.wait(after=last.update)
+        pulled = rounds.pull(center, after=[t] * len(sums))
 
     # g_k := ∇ loss(w; mini-batch of worker k)   (worker)
-    value = loss(pulled, batch())
-    (gradient,) = tf.gradients(value, pulled)
+    with tf.name_scope("gradient"):
+        value = loss(pulled, batch())
+        (gradient,) = tf.gradients(value, pulled)
 
-    # w ← w − η (1/N) ∑ g_k   (ps: of the first N of step t)
-    push, update = [], []
-    for piece, g in zip(center, cluster.send(gradient, center), strict=True):
-        with tf.device(piece.device):
-            sum_k = tf.ConditionalAccumulator(tf.float32, piece.shape, piece.op.name)
-            push.append(sum_k.apply_grad(g, local_step=t))
-            with tf.control_dependencies([sum_k.set_global_step(global_step)]):
-                mean = sum_k.take_grad(args.replicas_to_aggregate)
-            update.append(piece.assign_sub(args.learning_rate * mean, read_value=False))
+    # g_k   (worker → ps, where ps 0 takes the first N of step t)
+    with tf.name_scope("push"):
+        pushed = rounds.push(gradient, center)
+        entry = step.offer(t, pushed, args.batch_size, pulled)
 
-    # Chief: a thread makes the updates and opens step after step. OutOfRangeError after
-    # the last: the thread closes the queues, which ends the rounds of the workers.
-    if args.task_index == 0:
-        with tf.device(global_step.device):
-            opened = tf.get_local_variable("opened", initializer=global_step + 1)
-            with tf.control_dependencies(update):
-                made = global_step.assign_add(1, read_value=False)
-            step = cluster.next_update(opened, args.steps, after=[made])
-            tokens = tf.group([queue.enqueue(step) for queue in queues])
-            close = tf.group([queue.close() for queue in queues])
-        ends = tf.errors.OutOfRangeError, tf.errors.CancelledError
-        runner = tf.train.QueueRunner(mine, [tokens], close, None, ends)
-        tf.train.add_queue_runner(runner)
-    # A worker that starts, also after a crash, joins in the step that it finds.
-    join = tf.train.SessionRunHook()
-    join.after_create_session = lambda session, coord: session.run(first)
-    return {"loss": value, "counts": counts, "push": push}, [join]
+    with tf.name_scope("update"):
+        # sum ← sum + g_k   (ps: each for its piece)
+        def add(total, g):
+            return total.assign_add(g, read_value=False)
+
+        added = rounds.update(sums, pushed, entry.applied, add)
+        complete = step.complete(added, entry.applied)
+
+        # w ← w − η (1/N) sum, sum ← 0   (ps, when the sum has all N)
+        def rule(w, total):
+            mean = total.read_value() / args.replicas_to_aggregate
+            moved = w.assign_sub(args.learning_rate * mean, read_value=False)
+            with tf.control_dependencies([moved]):
+                return total.assign(tf.zeros_like(mean), read_value=False)
+
+        update = rounds.update(center, sums, complete, rule)
+        opened = step.open_next(update, complete)
+    return rounds.Round(value, entry, opened)
 
 
 # --- Worker and ps -----------------------------------------------------------
@@ -94,66 +104,63 @@ def graph(args, center, global_step, batch, loss):
 
 def main():
     args = parse_args()
-    cluster.begin(args, problem.check)
-
-    # Every task knows every address and serves its own part over gRPC.
-    spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
-    data = problem.load(args.data) if args.job_name == "worker" else None
-    server = tf.train.Server(spec, job_name=args.job_name, task_index=args.task_index)
-    if args.job_name == "ps":
-        return cluster.serve(server, args)
-
-    # Between-graph replication: every worker builds the same graph. The setter puts
-    # variables on the ps, in turn, and all the rest on this worker.
     me, workers = args.task_index, len(args.worker_hosts)
+    start.begin(args, problem, name=f"{args.job_name}-{me}")
+    data = flags.data(problem, args, workers) if args.job_name == "worker" else None
+
+    # Cluster and server: every task knows every address, and serves its own part.
+    spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
+    server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
+    if args.job_name == "ps":
+        return protocol.serve(server, args)
+
+    # Placement: every worker builds the same graph (between-graph replication). The
+    # setter puts variables on the ps, in turn, and all the rest on this worker.
     device = f"/job:worker/task:{me}"
     with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
-        shapes = problem.shapes(data)
-        start = problem.initial(shapes, args.seed)
+        learning = problem.build(data, args.batch_size, args.seed, me, workers)
         pieces = tf.fixed_size_partitioner(len(args.ps_hosts))  # one on each ps
-        center = tf.get_variable("center", initializer=start, partitioner=pieces)
-        global_step = tf.train.get_or_create_global_step()
-        batches, feed = problem.batches(data, args.batch_size, args.seed, me, workers)
-        loss = cluster.slowed(functools.partial(problem.loss, shapes=shapes), args)
-        train, hooks = graph(args, center, global_step, batches.get_next, loss)
-        evaluation = problem.evaluation(center.as_tensor(), data, shapes)
+        center = tf.get_variable(
+            "center", initializer=learning.start, partitioner=pieces
+        )
+        kept = books.Books(args)
+        shared = state(args, center, kept)
+        loss = straggler.slowed(learning.loss, args)
+        calls = rounds.Calls(
+            lambda last: graph(args, center, kept, shared, learning.batch, loss, last)
+        )
+        test = learning.test(center.as_tensor())
 
-    # A session waits for the tasks that pass its filters, not for other workers. The
-    # saver is not sharded: the chief writes all, and no directory need be shared.
+    # Session: it waits for the tasks that pass its filters, not for other workers.
     config = tf.ConfigProto(device_filters=["/job:ps", device])
-    protocol = cluster.Protocol(args, server.target, config)
-    scaffold = tf.train.Scaffold(
-        ready_for_local_init_op=protocol.ready(),
-        local_init_op=tf.group(tf.local_variables_initializer(), batches.initializer),
-        local_init_feed_dict=feed,
-        saver=tf.train.Saver(),
-    )
-    log = cluster.Log(args, start.shape.num_elements(), evaluation)
+    run = protocol.Protocol(args, server.target, config, kept)
+    notes = report.Report(args, learning.metric, test)
     options = dict(
         master=server.target,
-        is_chief=me == 0,
+        is_chief=run.chief,
         config=config,
-        scaffold=scaffold,
-        hooks=[protocol.hook(), *hooks],
+        scaffold=run.scaffold(learning.initializer, learning.feed),
+        hooks=[run.hook()],
         checkpoint_dir=args.logdir,
-        save_checkpoint_steps=max(1, args.steps // 10),
-        stop_grace_period_secs=1,
+        save_checkpoint_secs=args.save_seconds,
+        log_step_count_steps=None,
     )
-    with protocol, tf.train.MonitoredTrainingSession(**options) as session:
+    if run.chief:
+        report.print_placement()
+    with run, tf.train.MonitoredTrainingSession(**options) as session:
 
-        def rounds(step_context):
-            """A few rounds, each one bare call: the hooks look in between."""
-            one_round = step_context.session.make_callable(train)
-            with cluster.bare_calls():
-                for _ in range(cluster.HOOKS_EVERY):
-                    if log.round(one_round()) >= args.steps:
-                        break
+        def make_rounds(step_context):
+            calls.make(step_context.session, notes)
 
-        while not protocol.finished(session, log):
-            session.run_step_fn(rounds)
-            log.draw(session)
-        log.write_result(session, protocol.reports)
+        # Loop: half a second of rounds in bare calls, then the hooks have a look.
+        while not run.finished(session, notes):
+            session.run_step_fn(make_rounds)
+            notes.draw(session)
+
+        # Result: what the books say and what the center variable is worth.
+        if run.chief:
+            notes.write(session, run.account(session))
 
 
 if __name__ == "__main__":
-    cluster.run(main)
+    exits.run(main)

@@ -1,0 +1,116 @@
+"""A round is pull, gradient, push, update; here they are made, many to a call.
+
+A `session.run` on a cluster costs several messages of its own, beside the two of a
+round. So ROUNDS rounds are built one after the other into one graph, each pull behind
+this worker's own last update, and one call makes them all. Scripts call it.
+"""
+
+import collections
+import time
+
+from cluster import tensorflow_v1 as tf
+
+ROUNDS = 10  # of a call, as long as a round is short
+SHORT = 0.05  # seconds; a longer round is called alone
+LOOK = 0.5  # seconds between two looks of the session's hooks
+
+# The tensors of one round: the loss, the Entry that ps 0 made, and what the next round
+# of this worker waits for, on each ps (`update`) and on the worker (`local`).
+Round = collections.namedtuple("Round", "loss entry update local", defaults=[()])
+NONE = Round(None, None, (), ())  # what the first round of a call comes after
+
+
+def pull(center, after=()):
+    """Returns the center variable [P] on this worker, one message from each ps.
+
+    `after` has what the read of each piece waits for.
+    """
+    pieces = []
+    for i, variable in enumerate(center):
+        with tf.device(variable.device), tf.control_dependencies(after[i : i + 1]):
+            pieces.append(variable.read_value())
+    return tf.concat(pieces, axis=0)
+
+
+def push(vector, center):
+    """Returns the pieces of a vector [P], each on the ps that has its part of `center`.
+
+    One message to each ps; what is done with them there is the scheme's update.
+    """
+    pieces = tf.split(vector, [piece.shape.num_elements() for piece in center])
+    for i, variable in enumerate(center):
+        with tf.device(variable.device):
+            pieces[i] = tf.identity(pieces[i])
+    return pieces
+
+
+def only_if(condition, make):
+    """Runs the operation that `make()` returns if `condition` holds, a bool tensor.
+
+    Returns a tensor that is there in either case, after the operation if it ran. As
+    tf.cond, but it stays on the device where it is built: not a message between ps.
+    """
+    no, yes = tf.raw_ops.Switch(data=condition, pred=condition)
+    with tf.control_dependencies([tf.identity(yes)]):
+        operation = make()
+    with tf.control_dependencies([operation]):
+        done = tf.identity(yes)
+    return tf.raw_ops.Merge(inputs=[no, done]).output
+
+
+def update(variables, pushed, applied, rule):
+    """Applies `rule(variable, piece)` to each pair, on its ps, if it is `applied`.
+
+    The rule returns an operation. A push that comes after the last update, or too late,
+    leaves the variables as they are. Returns what comes after it, a tensor on each ps.
+    """
+    done = []
+    for variable, piece in zip(variables, pushed, strict=True):
+        with tf.device(variable.device):
+            # One message to that ps, for all that depends on it there.
+            condition = tf.identity(applied)
+            done.append(only_if(condition, lambda v=variable, p=piece: rule(v, p)))
+    return done
+
+
+class Calls:
+    """Rounds that are built one after the other, and the loop that calls them."""
+
+    def __init__(self, one_round, count=ROUNDS):
+        """`one_round(last)` builds a round that comes after the `last` one."""
+        built, last = [], NONE
+        for number in range(count):
+            with tf.name_scope(f"round_{number}"):
+                last = one_round(last)
+            built.append(last)
+        self.count, self.short = count, False
+        self.fetches = {n: self._fetch(built[:n]) for n in (1, count)}
+
+    @staticmethod
+    def _fetch(built):
+        # What a call brings back: [n] losses and [n, 3] entries, in one message each.
+        with tf.device(built[0].entry.packed.device):
+            entries = tf.stack([one.entry.packed for one in built])
+        last = [*built[-1].update, *built[-1].local]
+        return [
+            tf.stack([one.loss for one in built]),
+            entries,
+            [getattr(item, "op", item) for item in last],
+        ]
+
+    def make(self, session, report):
+        """Makes rounds until the hooks should have a look, or the last update is made.
+
+        `report.rounds(losses, entries)` takes note of them, and returns how many
+        updates are left to make.
+        """
+        calls = {n: session.make_callable(f) for n, f in self.fetches.items()}
+        began = now = time.monotonic()
+        left = report.left
+        while left > 0 and now - began < LOOK:
+            # Many at once while a round is short; not when the end is near.
+            n = self.count if self.short and left >= self.count else 1
+            losses, entries, _ = calls[n]()
+            before, now = now, time.monotonic()
+            self.short = now - before < n * SHORT
+            left = report.rounds(losses, entries)

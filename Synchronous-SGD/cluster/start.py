@@ -1,0 +1,52 @@
+"""First call of every task: LOGDIR, TensorFlow's noise into a log, signals."""
+
+import logging
+import os
+import signal
+import sys
+
+from cluster import addresses, flags
+from cluster import tensorflow_v1 as tf
+from cluster.exits import fail
+
+
+def begin(args, problem, name="worker-0"):
+    """Makes LOGDIR, sends TensorFlow's messages to LOGDIR/`name`.log, imports it.
+
+    With --check it ends the program instead, once flags and data are found good.
+    """
+    if hasattr(args, "address"):
+        try:
+            addresses.check_port(args.job_name, args.address)
+        except ValueError as error:
+            fail(str(error))
+        # gRPC obeys http_proxy, also for the hosts of the cluster.
+        hosts = {a.rpartition(":")[0] for a in args.ps_hosts + args.worker_hosts}
+        os.environ["no_grpc_proxy"] = ",".join(sorted(hosts))
+    if args.check:
+        flags.data(problem, args, len(getattr(args, "worker_hosts", "1")))
+        raise SystemExit(0)
+    # Ctrl-C must also end a task that waits inside TensorFlow, where Python's own
+    # handler would have to wait too.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        os.makedirs(args.logdir, exist_ok=True)
+        log = open(os.path.join(args.logdir, f"{name}.log"), "a")
+    except OSError as error:
+        fail(f"--logdir {args.logdir}: {error.strerror}")
+    # TensorFlow's C++ writes to descriptor 2, whatever sys.stderr is: the log gets
+    # the descriptor, the screen stays behind sys.stderr. Python's logging goes where
+    # the C++ goes.
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
+    os.dup2(log.fileno(), 2)
+    logging.basicConfig(stream=log, level=logging.INFO)
+    try:
+        tf.logging.set_verbosity(tf.logging.INFO)
+    except ImportError as error:
+        fail(
+            f"{sys.executable} has no TensorFlow that can be imported ({error}): "
+            'pip install "tensorflow==2.21.*" numpy scikit-learn, or name another '
+            "interpreter",
+            3,
+        )
