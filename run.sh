@@ -31,21 +31,28 @@ names() {
   done
 }
 
-# The first line of a script's docstring is "Name: what it does."
+# From the registry, which any Python 3 reads; there need be no environment yet.
 list() {
-  local name script line
-  names | while IFS= read -r name; do
-    script=$(echo "$name" | tr 'A-Z-' 'a-z_').py
-    line=
-    [[ ! -f $ROOT/$name/$script ]] || IFS= read -r line <"$ROOT/$name/$script" || true
-    line=${line#\"\"\"*: }
-    printf '%-40s  %s\n' "$name" "${line%\"\"\"}"
+  local python
+  for python in ${PYTHON:+"$PYTHON"} "$ROOT/.venv/bin/python" python3 python; do
+    if "$python" -c 'import sys; sys.exit(sys.version_info < (3,))' 2>/dev/null; then
+      PYTHONDONTWRITEBYTECODE=1 "$python" "$ROOT/tools/registry.py" --list
+      return
+    fi
   done
+  echo "run.sh: no Python 3 that starts, and --list needs one: name it with PYTHON" >&2
+  return 1
 }
 
 case ${1:-} in
-  --help | -h) usage && exit ;;
-  --list) list && exit ;;
+  --help | -h)
+    usage
+    exit
+    ;;
+  --list)
+    list
+    exit
+    ;;
 esac
 
 name=$DEFAULT
@@ -57,6 +64,10 @@ known=$(names)
 case $'\n'$known$'\n' in
   *$'\n'"$name"$'\n'*) ;;
   *)
+    if [[ -n $name && -f $ROOT/$name/README.md ]]; then
+      echo "run.sh: $name has nothing to start; see $name/README.md" >&2
+      exit 2
+    fi
     echo "run.sh: there is no example \"$name\", only: ${known//$'\n'/, }" >&2
     exit 2
     ;;

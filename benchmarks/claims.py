@@ -17,13 +17,12 @@ kept; the next start repeats none whose example is unchanged.
 
     python benchmarks/claims.py                      everything
     python benchmarks/claims.py --only rate
-    python benchmarks/claims.py --quick --out DIR    a test of the script
+    python benchmarks/claims.py --quick              a test of the script
     python benchmarks/claims.py --write-readme       pastes, measures nothing
 """
 
 import json
 import sys
-import time
 from collections import namedtuple
 
 import runs
@@ -65,7 +64,7 @@ Run = namedtuple(
 
 # DOWNPOUR with a fixed rate on the ps pushes the sum of a window to plain SGD: that is
 # AGN but for the division by T. No example is this, as it does not hold.
-SUM = ("send(total / args.window, center)", "send(total, center)")
+SUM = ("rounds.push(total / args.window, center)", "rounds.push(total, center)")
 
 
 # --- The runs -----------------------------------------------------------------
@@ -191,19 +190,27 @@ class Cache:
 
 
 def measure(planned, cache, timeout):
-    """Makes the runs that are not in the cache, one at a time."""
+    """Makes the runs that are not in the cache, one at a time; returns the progress."""
     progress = runs.Progress([0 if cache.get(run) else run.cost for run in planned])
     for run in planned:
-        result, seconds = cache.get(run), None
-        if result is None:
-            began = time.monotonic()
-            result = runs.run_example(
+
+        def text(result, run=run):
+            what = "diverged" if "diverged" in result else f"{accuracy(result):.3f}"
+            return f"{run.part}: {run.label}, {run.x}: {what}"
+
+        def make(run=run):
+            return runs.run_example(
                 run.folder, run.flags, 1, run.workers, timeout, run.change
             )
-            seconds = time.monotonic() - began
+
+        result = cache.get(run)
+        if result is not None:
+            progress.add(text(result))
+            continue
+        result = progress.make(text, make)
+        if result is not None:
             cache.put(run, result)
-        what = "diverged" if "diverged" in result else f"{accuracy(result):.3f}"
-        progress.add(f"{run.part}: {run.label}, {run.x}: {what}", seconds)
+    return progress
 
 
 # --- Tables -------------------------------------------------------------------
@@ -580,13 +587,13 @@ FIGURES = {
 }
 
 
-def write_results(out, found, name="claims"):
+def write_results(out, found, name="claims", quick=False):
     """Writes the tables and figures of the parts that have results; returns the text.
 
     `found` is {part: {label: {x: result}}}.
     """
-    quick = "Of few and short runs: a test of the script, not a measurement.\n"
-    texts = [quick] if name.endswith("quick") else []
+    short = "Of few and short runs: a test of the script, not a measurement.\n"
+    texts = [short] if quick else []
     texts.append(claims_text(found))
     for part, results in found.items():
         if results:
@@ -602,28 +609,24 @@ def write_results(out, found, name="claims"):
 
 def parse_args(argv=None):
     """Returns the checked flags."""
-    parser = runs.Parser(__doc__)
-    add = parser.add_argument
-    add("--only", type=runs.parts_of(PARTS), default=PARTS, help=",".join(PARTS))
-    add("--out", type=runs.output_folder, default=str(runs.RESULTS), help="folder")
-    add("--timeout", type=runs.positive_int, default=150, help="seconds of a run")
-    add("--again", action="store_true", help="forget the runs that are in --out")
-    add("--quick", action="store_true", help="few and short runs: a test")
-    add("--write-readme", action="store_true", help="only paste the tables")
-    return parser.parse_args(argv)
+    return runs.measuring_parser(__doc__, PARTS, rounds=None).parse_args(argv)
 
 
 def main():
-    args = parse_args()
-    if args.write_readme:
-        return runs.write_readme(args.out)
-    name = "claims-quick" if args.quick else "claims"
-    short = (0.05, 5) if args.quick else (1.0, 1)
-    cache = Cache(args.out / f"{name}-runs.json", args.again)
-    measure(plan(args.only, *short), cache, args.timeout)
-    # Parts measured at another time are shown too.
-    found = {part: grid(plan([part], *short), cache) for part in PARTS}
-    print(write_results(args.out, found, name))
+    with runs.finished(parse_args()) as args:
+        if args.write_readme:
+            return runs.write_readme(args.out)
+        short = (0.05, 5) if args.quick else (1.0, 1)
+        cache = Cache(args.out / "claims-runs.json", args.again)
+        planned = plan(args.only, *short)
+        if args.quick:
+            # A short run is its start: about a quarter of what a whole one takes.
+            planned = [run._replace(cost=10) for run in planned]
+        progress = measure(planned, cache, args.timeout)
+        # Parts measured at another time are shown too.
+        found = {part: grid(plan([part], *short), cache) for part in PARTS}
+        print(write_results(args.out, found, quick=args.quick))
+        progress.end()
 
 
 if __name__ == "__main__":

@@ -14,13 +14,10 @@ fetched, and nothing is saved or evaluated meanwhile, all of which HogWild does.
 """
 
 import argparse
-import contextlib
-import importlib.util
+import importlib
 import json
 import os
 import pathlib
-import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,30 +26,13 @@ import time
 import numpy as np
 import runs
 
+# The examples' own data and free ports. Neither imports TensorFlow before it is used.
+sys.path.insert(0, str(runs.REPO / "HogWild"))
+problem, ports = map(importlib.import_module, ("problem", "cluster.ports"))
+
 HIDDEN = 64
 WARM_UP = 200  # steps before the clock starts
 FORMS = ("variables", "flat")
-
-
-def digits():
-    """Returns (x_train, y_train, x_test, y_test), split as the examples split them."""
-    package = os.path.dirname(importlib.util.find_spec("sklearn").origin)
-    path = os.path.join(package, "datasets", "data", "digits.csv.gz")
-    table = np.loadtxt(path, delimiter=",").astype(np.uint8)
-    table = np.random.default_rng(0).permutation(table)
-    x, y = (table[:, :-1] / 16).astype(np.float32), table[:, -1].astype(np.int32)
-    return x[360:], y[360:], x[:360], y[:360]
-
-
-def free_ports(count):
-    """Returns free ports below the range that the system gives to connections."""
-    ports = []
-    while len(ports) < count:
-        port = random.randrange(15000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("localhost", port))
-            ports.append(port)
-    return ports
 
 
 def serve(tf, args):
@@ -105,7 +85,7 @@ def coordinate(tf, args, cluster):
     )
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    x_train, y_train, x_test, y_test = digits()
+    x_train, y_train, x_test, y_test = problem.load("digits")
     shapes = [(64, HIDDEN), (HIDDEN,), (HIDDEN, 10), (10,)]
     variables, cut = model(strategy, tf, args.form, shapes)
     with strategy.scope():
@@ -219,8 +199,8 @@ def main():
     os.environ["no_grpc_proxy"] = "localhost"
     servers = []
     if args.job_name is None:
-        ports = free_ports(1 + args.workers)
-        hosts = [f"localhost:{port}" for port in ports]
+        free = ports.free_ports(1 + args.workers)
+        hosts = [f"localhost:{port}" for port in free]
         cluster = {"ps": hosts[:1], "worker": hosts[1:]}
         for job, addresses in cluster.items():
             for index in range(len(addresses)):

@@ -5,7 +5,6 @@ these. The model, the data and the batches are the examples' own. Prints one JSO
 object with seconds_per_step.
 """
 
-import functools
 import json
 import sys
 import time
@@ -20,16 +19,13 @@ def main():
     args = parser.parse_args()
     sys.path.insert(0, str(runs.REPO / "Non-Distributed-Setup"))
     import problem
-    from cluster import tf
+    from cluster import tensorflow_v1 as tf
 
-    data = problem.load("digits")
-    shapes = problem.shapes(data)
-    batches, feed = problem.batches(data, 32, 0)
-    loss = functools.partial(problem.loss, shapes=shapes)
-    weights = tf.get_variable("weights", initializer=problem.initial(shapes, 0))
+    learning = problem.build(problem.load("digits"), batch_size=32, seed=0)
+    weights = tf.get_variable("weights", initializer=learning.start)
 
     def step(number, vector):
-        (gradient,) = tf.gradients(loss(vector, batches.get_next()), vector)
+        (gradient,) = tf.gradients(learning.loss(vector, learning.batch()), vector)
         return number + 1, vector - 0.1 * gradient
 
     start = [tf.constant(0), weights.read_value()]
@@ -39,7 +35,7 @@ def main():
     train = weights.assign(moved, read_value=False)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        session.run(batches.initializer, feed)
+        session.run(learning.initializer, learning.feed)
         one_round = session.make_callable(train)
         for _ in range(20):
             one_round()

@@ -8,27 +8,28 @@
     windows  examples/s of every windowed scheme with one worker, over one process
              without a cluster; the time of a round, over HogWild's step and T local
              steps
+    before   HogWild, Synchronous-SGD by workers and ps, and every windowed scheme at
+             T = 1, 4, 16, each in turn with the same at an older commit: --before
 
 Everything is measured in turn, several rounds of it, so that a slow minute of the
 machine falls on all alike; ratios are taken within a round, and of all numbers the
 median is shown. Writes overhead.json and overhead.md. A round that was finished is
 kept there: the next start goes on after it.
 
-    python benchmarks/overhead.py                          all parts, 3 rounds
-    python benchmarks/overhead.py --only start --rounds 5
+    python benchmarks/overhead.py --only start,speed,windows --rounds 3
+    python benchmarks/overhead.py --only before --before 1f494bb
+    python benchmarks/overhead.py --quick                  a test of the script
     python benchmarks/overhead.py --write-readme           pastes, measures nothing
 """
 
 import contextlib
-import json
-import statistics
-import sys
+import subprocess
 import time
-from collections import namedtuple
 
 import runs
+from runs import Job, middle, ratios, series, spread
 
-PARTS = ("start", "speed", "windows")
+PARTS = ("start", "speed", "windows", "before")
 CLUSTERS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4))  # (ps, workers)
 # ClusterCoordinator as one writes it, with the flat vector of these examples, and with
 # twenty steps in a scheduled function besides: (key, label, flags of coordinator.py).
@@ -44,16 +45,15 @@ THEIRS = (
 STARTS = ((1, 2), (1, 4))  # the clusters whose start is compared with imports
 WINDOW = 16
 ALONE = "Non-Distributed-Setup"
-
-# A measurement: its key in the JSON, the parts that need it, a guess of its seconds,
-# and the function that makes it.
-Job = namedtuple("Job", "key parts cost make")
+COMPARED = ("HogWild", "Synchronous-SGD")  # with the older commit, by workers and ps
+WINDOWS = (1, 4, 16)
+START = 7  # about the seconds that a run takes beside its steps, and another a task
 
 
 def imports(count):
     """Returns the seconds in which `count` processes at once import TensorFlow."""
     command = [runs.PYTHON, "-c", "import tensorflow"]
-    quiet = {"stdout": runs.subprocess.DEVNULL, "stderr": runs.subprocess.DEVNULL}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         children = [
@@ -71,87 +71,95 @@ def windowed():
     return [name for name in runs.examples() if "--window" in runs.flags_of(name)]
 
 
-def jobs_of(parts, scale=1.0):
-    """Returns the measurements of one round, each needed by one of the parts."""
+def label_of(scheme, ps, workers, window=None):
+    """Returns what a run is called in the JSON and in the tables."""
+    if window:
+        return f"{scheme}, T = {window}"
+    return f"{scheme}, {ps} ps, {workers} workers"
+
+
+def pairs():
+    """Returns the runs of part before: (label, scheme, ps, workers, flags, seconds).
+
+    The seconds are what its steps take at the older commit, roughly.
+    """
+    found = []
+    for scheme in COMPARED:
+        for ps, workers in CLUSTERS:
+            flags = {"--steps": 6000 if scheme == "HogWild" else 2000}
+            label = label_of(scheme, ps, workers)
+            found.append((label, scheme, ps, workers, flags, 14))
+    for scheme in windowed():
+        for window in WINDOWS:
+            flags = {"--steps": 3000, "--window": window}
+            found.append((label_of(scheme, 1, 1, window), scheme, 1, 1, flags, 12))
+    return found
+
+
+def jobs_of(parts, scale=1.0, before=None, timeout=runs.TIMEOUT):
+    """Returns the measurements of one round, each needed by one of the parts.
+
+    `scale` makes the runs shorter, `before` is the folder of the older commit; without
+    it there are no runs of part before.
+    """
 
     def steps(number):
-        return ["--steps", max(20, int(number * scale) // 10 * 10)]
+        return max(20, int(number * scale) // 10 * 10)
 
-    def hogwild(ps, workers):
-        return lambda: runs.run_example("HogWild", steps(6000), ps, workers)
-
-    def scheme(name):
-        flags = [*steps(2000), "--window", WINDOW]
-        return lambda: runs.run_example(name, flags, 1, 1)
+    def example(scheme, flags, ps=None, workers=None, root=runs.REPO):
+        flags = {**flags, "--steps": steps(flags["--steps"])}
+        flat = [item for pair in flags.items() for item in pair]
+        return lambda: runs.run_example(
+            scheme, flat, ps, workers, timeout=timeout, root=root
+        )
 
     def coordinator(flags):
         return lambda: runs.run_script(
-            "coordinator.py", *flags, *steps(4000), timeout=240
+            "coordinator.py", *flags, "--steps", steps(4000), timeout=timeout
         )
 
-    jobs = [Job("imports 3", {"start"}, 12, lambda: imports(3))]
-    jobs += [Job("imports 5", {"start"}, 20, lambda: imports(5))]
-    jobs += [
-        Job(
-            ALONE,
-            {"speed", "windows"},
-            10,
-            lambda: runs.run_example(ALONE, steps(6000)),
-        )
-    ]
+    def cost(seconds, tasks=2):
+        return START + tasks + seconds * scale
+
+    jobs = [Job("imports 3", {"start"}, 10, lambda: imports(3))]
+    jobs += [Job("imports 5", {"start"}, 16, lambda: imports(5))]
+    alone = example(ALONE, {"--steps": 6000})
+    jobs += [Job(ALONE, {"speed", "windows"}, cost(3, 1), alone)]
     for ps, workers in CLUSTERS:
         needed = {"speed"} | ({"start"} if (ps, workers) in STARTS else set())
         needed |= {"windows"} if (ps, workers) == (1, 1) else set()
+        make = example("HogWild", {"--steps": 6000}, ps, workers)
         key = f"HogWild {ps} ps {workers} workers"
-        jobs.append(Job(key, needed, 12 + 3 * workers, hogwild(ps, workers)))
+        jobs.append(Job(key, needed, cost(8, ps + workers), make))
     for form, _, flags in THEIRS:
         key = f"ClusterCoordinator {form}"
-        jobs.append(Job(key, {"speed"}, 25, coordinator(flags)))
+        jobs.append(Job(key, {"speed"}, cost(14, 4), coordinator(flags)))
     local = ["local_steps.py", "--window", WINDOW, *(["--rounds", 50] * (scale < 1))]
-    jobs.append(Job("local steps", {"windows"}, 10, lambda: runs.run_script(*local)))
+    jobs.append(
+        Job("local steps", {"windows"}, cost(4), lambda: runs.run_script(*local))
+    )
     for name in windowed():
-        jobs.append(Job(f"window {name}", {"windows"}, 15, scheme(name)))
+        make = example(name, {"--steps": 2000, "--window": WINDOW}, 1, 1)
+        jobs.append(Job(f"window {name}", {"windows"}, cost(9), make))
+    roots = {"now": runs.REPO, "before": before} if before else {}
+    # A test of the script needs no more than one of each kind.
+    for label, scheme, ps, workers, flags, seconds in pairs()[
+        :: 10 if scale < 1 else 1
+    ]:
+        for when, root in roots.items():
+            make = example(scheme, flags, ps, workers, root)
+            half = 1 if when == "before" else 0.6
+            needs = cost(half * seconds, ps + workers)
+            jobs.append(Job(f"{when} {label}", {"before"}, needs, make))
     return [job for job in jobs if job.parts & set(parts)]
 
 
 # --- The table ----------------------------------------------------------------
 
 
-def series(rounds, key, field):
-    """Returns the values of a field of a measurement, None in rounds without it."""
-    return [measured.get(key, {}).get(field) for measured in rounds]
-
-
-def middle(values):
-    """Returns the median of the values that are there, or None."""
-    there = [value for value in values if value is not None]
-    return statistics.median(there) if there else None
-
-
-def ratio(top, bottom):
-    """Returns the median of the ratios taken round by round, or None."""
-    pairs = zip(top, bottom, strict=True)
-    return middle([a / b if a and b else None for a, b in pairs])
-
-
-def spread(values, digits=0):
-    """Returns `median (smallest to largest)` as text, `-` if nothing is there."""
-    there = [value for value in values if value is not None]
-    if not there:
-        return "-"
-    text = f"{middle(there):,.{digits}f}"
-    if len(there) > 1:
-        text += f" ({min(there):,.{digits}f} to {max(there):,.{digits}f})"
-    return text
-
-
-def verdict(value, goal, least):
-    """Returns the cells of a ratio: its value, the goal, whether it is reached."""
-    if value is None:
-        return ["-", "", ""]
-    sign = "at least" if least else "at most"
-    reached = value >= goal if least else value <= goal
-    return [f"{value:.2f}", f"{sign} {goal:g}", "yes" if reached else "**no**"]
+def number(value, digits=2):
+    """Returns a number as a cell, `-` if it is not there."""
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def start_table(rounds):
@@ -162,22 +170,17 @@ def start_table(rounds):
         first = series(rounds, key, "first_step")
         alone = series(rounds, f"imports {count}", "seconds")
         rows.append(
-            [f"first update, {ps} ps, {workers} workers", spread(first, 1)]
-            + [f"{count} imports: {spread(alone, 1)}"]
-            + verdict(ratio(first, alone), 1.5, False)
+            [f"{ps} ps, {workers} workers", spread(first, 1)]
+            + [spread(alone, 1), number(middle(ratios(first, alone)))]
+            + [spread(series(rounds, key, "end"), 1)]
         )
-        end = series(rounds, key, "end")
-        rows.append(
-            [f"last update to exit, {ps} ps, {workers} workers", spread(end, 1), ""]
-            + verdict(middle(end), 3, False)
-        )
-    header = ["from `bash run.sh`", "seconds", "beside it, seconds"]
+    header = ["HogWild", "first update, s", "as many imports, s", "ratio"]
     text = "### Start and end\n\n" + runs.table(
-        [*header, "ratio, or seconds", "goal", "reached"], rows
+        [*header, "last update to exit, s"], rows
     )
     return text + (
-        "\nA ratio below 1 is possible: `cluster.py` hides Keras and rests the garbage "
-        "collector\nwhile it imports TensorFlow.\n"
+        "\nA ratio below 1 is possible: cluster/tensorflow_v1.py hides Keras and rests "
+        "the garbage\ncollector while it imports TensorFlow.\n"
     )
 
 
@@ -196,17 +199,17 @@ def speed_table(rounds):
     for key, label in lines:
         speed = series(rounds, key, "steps_per_second")
         accuracy = middle(series(rounds, key, "test_accuracy"))
-        share = ratio(speed, alone)
+        share = middle(ratios(speed, alone))
         rows.append(
             [
                 label,
                 spread(speed),
-                f"{share:.2f}" if share else "-",
-                f"{accuracy:.3f}" if accuracy else "-",
+                number(share),
+                number(accuracy, 3),
             ]
         )
     accuracy = middle(series(rounds, ALONE, "test_accuracy"))
-    rows[0][-1] = f"{accuracy:.3f}" if accuracy else "-"
+    rows[0][-1] = number(accuracy, 3)
     text = "### Speed\n\n" + runs.table(
         ["", "steps/s, all workers", "over one process", "test accuracy"], rows
     )
@@ -214,11 +217,9 @@ def speed_table(rounds):
     rows = []
     for form, label, _ in THEIRS:
         theirs = series(rounds, f"ClusterCoordinator {form}", "steps_per_second")
-        rows.append(
-            [f"HogWild over {label}, 1 ps, 2 workers"]
-            + verdict(ratio(ours, theirs), 2, True)
-        )
-    return text + "\n" + runs.table(["", "ratio", "goal", "reached"], rows)
+        rows.append([label, spread(ratios(ours, theirs), 2)])
+    header = ["1 ps, 2 workers", "HogWild's steps/s over it"]
+    return text + "\n" + runs.table(header, rows)
 
 
 def windows_table(rounds):
@@ -238,12 +239,11 @@ def windows_table(rounds):
         took = [1 / r if r else None for r in rate]
         rows.append(
             [key.removeprefix("window "), spread(examples)]
-            + verdict(ratio(examples, alone), 0.8, True)
+            + [number(middle(ratios(examples, alone)))]
             + [spread([1000 * t if t else None for t in took], 2)]
-            + verdict(ratio(took, bound), 1.3, False)
+            + [number(middle(ratios(took, bound)))]
         )
-    header = ["", "examples/s", "over one process", "goal", "reached"]
-    header += ["round, ms", "over its parts", "goal", "reached"]
+    header = ["", "examples/s", "over one process", "round, ms", "over its parts"]
     text = f"### Windows, T = {WINDOW}, one worker\n\n"
     text += runs.table(header, rows) if rows else "No windowed scheme.\n"
 
@@ -258,16 +258,38 @@ def windows_table(rounds):
     )
 
 
-TABLES = {"start": start_table, "speed": speed_table, "windows": windows_table}
+def before_table(rounds):
+    """Returns the markdown of part before."""
+    rows = []
+    for label, *_ in pairs():
+        now, old = f"now {label}", f"before {label}"
+        speeds = [series(rounds, key, "steps_per_second") for key in (old, now)]
+        firsts = [series(rounds, key, "first_step") for key in (old, now)]
+        ends = [series(rounds, key, "end") for key in (old, now)]
+        later = [
+            b - a if a is not None and b is not None else None
+            for a, b in zip(*firsts, strict=True)
+        ]
+        rows.append(
+            [label, *map(spread, speeds), spread(ratios(speeds[1], speeds[0]), 2)]
+            + [spread(later, 1), *(spread(end, 1) for end in ends)]
+        )
+    header = ["", "steps/s before", "now", "ratio", "first update later by, s"]
+    header += ["last update to exit before, s", "now, s"]
+    return "### Before and now\n\n" + runs.table(header, rows)
+
+
+TABLES = {
+    "start": start_table,
+    "speed": speed_table,
+    "windows": windows_table,
+    "before": before_table,
+}
 
 
 def markdown(rounds, parts):
     """Returns overhead.md: the tables of the parts that were measured."""
-    count = f"{len(rounds)} round{'s' * (len(rounds) != 1)}"
-    texts = [TABLES[part](rounds) for part in parts]
-    return f"Median of {count}, smallest and largest in brackets.\n\n" + "\n".join(
-        texts
-    )
+    return "\n".join([runs.count_of(rounds), *(TABLES[part](rounds) for part in parts)])
 
 
 # --- The measurement ----------------------------------------------------------
@@ -275,15 +297,14 @@ def markdown(rounds, parts):
 
 def parse_args(argv=None):
     """Returns the checked flags."""
-    parser = runs.Parser(__doc__)
-    add = parser.add_argument
-    add("--only", type=runs.parts_of(PARTS), default=PARTS, help=",".join(PARTS))
-    add("--rounds", type=runs.positive_int, default=3)
-    add("--out", type=runs.output_folder, default=str(runs.RESULTS), help="folder")
-    add("--again", action="store_true", help="forget the rounds that are in --out")
-    add("--quick", action="store_true", help="a few steps each: a test of the script")
-    add("--write-readme", action="store_true", help="only paste the tables")
-    return parser.parse_args(argv)
+    parser = runs.measuring_parser(__doc__, PARTS)
+    parser.add_argument("--before", metavar="REV", help="the commit of part before")
+    args = parser.parse_args(argv)
+    if "before" in args.only and not args.before:
+        if args.only is not PARTS and not args.write_readme:
+            parser.error("--only before needs --before REV, a commit to compare with")
+        args.only = tuple(part for part in args.only if part != "before")
+    return args
 
 
 def code():
@@ -291,46 +312,28 @@ def code():
     return {name: runs.fingerprint(name) for name in runs.examples()}
 
 
-def kept(path, now, again):
-    """Returns the rounds in overhead.json, none if they are of other code."""
-    if again or not path.exists():
-        return []
-    old = json.loads(path.read_text())
-    if old["code"] != now:
-        print("the examples changed: measured afresh", file=sys.stderr)
-        return []
-    return old["rounds"]
+def measured(rounds):
+    """Returns the parts of which there is something to show."""
+    there = {key for one in rounds for key in one}
+    found = [part for part in PARTS[:3] if there & {j.key for j in jobs_of([part])}]
+    return found + ["before"] * any(key.startswith("before ") for key in there)
 
 
 def main():
-    args = parse_args()
-    if args.write_readme:
-        return runs.write_readme(args.out)
-    name = "overhead-quick" if args.quick else "overhead"
-    path = args.out / f"{name}.json"
-    now = code()
-    rounds = kept(path, now, args.again)
-    jobs = jobs_of(args.only, 0.02 if args.quick else 1.0)
-    rounds += [{} for _ in range(args.rounds - len(rounds))]
-    progress = runs.Progress(
-        0 if job.key in rounds[number] else job.cost
-        for number in range(args.rounds)
-        for job in jobs
-    )
-    for number in range(args.rounds):
-        for job in jobs:
-            seconds = None
-            if job.key not in rounds[number]:
-                began = time.monotonic()
-                rounds[number][job.key] = job.make()
-                seconds = time.monotonic() - began
-                runs.write_json(path, {"code": now, "rounds": rounds})
-            progress.add(f"round {number + 1}: {job.key}", seconds)
-    # Parts measured at another time are shown too.
-    parts = [p for p in PARTS if all(j.key in rounds[0] for j in jobs_of([p]))]
-    text = markdown(rounds, parts)
-    runs.write(args.out / f"{name}.md", text)
-    print(text)
+    with runs.finished(parse_args()) as args, contextlib.ExitStack() as stack:
+        if args.write_readme:
+            return runs.write_readme(args.out)
+        before = None
+        if "before" in args.only:
+            before = stack.enter_context(runs.checkout(args.before))
+        scale = 0.02 if args.quick else 1.0
+        jobs = jobs_of(args.only, scale, before, args.timeout)
+        rounds, progress = runs.in_rounds(jobs, args, "overhead", code())
+        # Parts measured at another time are shown too.
+        text = markdown(rounds, measured(rounds))
+        runs.write(args.out / "overhead.md", text)
+        print(text)
+        progress.end()
 
 
 if __name__ == "__main__":

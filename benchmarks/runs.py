@@ -1,18 +1,22 @@
 """What the measurements of this folder share: runs, progress, tables, the README.
 
 An example is run as a reader runs it, by `bash run.sh` of its folder, with a LOGDIR
-that is thrown away. One run at a time: the machine is what is measured.
+that is thrown away. One run at a time: the machine is what is measured. A run that
+gives no result is named at the end, and the others are made all the same.
 """
 
 import argparse
+import collections
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +28,14 @@ REPO = HERE.parent
 RESULTS = HERE / "results"
 PYTHON = sys.executable
 FINAL = re.compile(r"step +(\d+)/(\d+) ")
+TIMEOUT = 180  # seconds of a run, unless --timeout says otherwise
+
+sys.path.insert(0, str(REPO / "tools"))
+registry = importlib.import_module("registry")  # which folders there are
+
+# A measurement: its key in the JSON, the parts that need it, a guess of its seconds,
+# and the function that makes it.
+Job = collections.namedtuple("Job", "key parts cost make")
 
 
 class Unfinished(Exception):
@@ -142,29 +154,68 @@ def environment(**changes):
 
 
 @contextlib.contextmanager
-def variant(folder, change):
-    """Gives the folder to run: the example's own, or a copy with one text replaced.
+def variant(source, change):
+    """Gives the folder to run: `source` itself, or a copy with one text replaced.
 
     `change` is (old, new) and `old` stands exactly once in the script.
     """
-    source = REPO / folder
     if not change:
         yield source
         return
     old, new = change
     with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
-        copy = pathlib.Path(parent, folder)
+        copy = pathlib.Path(parent, source.name)
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("logdir", "__py*"))
-        script = copy / script_of(folder)
+        script = copy / registry.script_of(source.name)
         text = script.read_text()
         if text.count(old) != 1:
-            raise Unfinished(f"{folder}: {old!r} is not once in {script.name}")
+            raise Unfinished(f"{source.name}: {old!r} is not once in {script.name}")
         script.write_text(text.replace(old, new))
         yield copy
 
 
-def run_example(folder, flags=(), ps=None, workers=None, timeout=180, change=None):
+@contextlib.contextmanager
+def checkout(revision):
+    """Gives a clone of this repository at a revision, which is thrown away after.
+
+    Raises Unfinished if there is no such revision.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        for command in (
+            ["clone", "--quiet", "--no-checkout", REPO, folder],
+            ["-C", folder, "checkout", "--quiet", "--detach", revision],
+        ):
+            done = subprocess.run(["git", *command], capture_output=True, text=True)
+            if done.returncode:
+                reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
+                raise Unfinished(f"git, for {revision}: {reason}")
+        yield pathlib.Path(folder)
+
+
+def too_slow(what, timeout):
+    """Returns what is said of a run that was ended because it took too long."""
+    return Unfinished(
+        f"{what}: no end after {timeout} s; a slow machine needs more: "
+        f"--timeout {2 * timeout}"
+    )
+
+
+def run_example(
+    folder,
+    flags=(),
+    ps=None,
+    workers=None,
+    timeout=TIMEOUT,
+    change=None,
+    root=REPO,
+    variables=(),
+    logs=None,
+):
     """Runs an example by its run.sh; returns result.json and what the clock said.
+
+    `change` is as `variant` has it, `root` where the folder is, `variables` a dict for
+    the environment; `logs(logdir)` returns a dict, of what is in the tasks' log files,
+    that is added to the result.
 
     Added to result.json: `first_step`, seconds from `bash run.sh` to the first
     update; `end`, seconds from the last update to the exit of run.sh. Training that
@@ -174,11 +225,12 @@ def run_example(folder, flags=(), ps=None, workers=None, timeout=180, change=Non
     knobs = {} if ps is None else {"NUM_PS": ps}
     knobs |= {} if workers is None else {"NUM_WORKERS": workers}
     logdir = tempfile.mkdtemp(prefix="benchmark-")
-    env = environment(LOGDIR=logdir, TIMEOUT=timeout, **knobs)
+    env = environment(LOGDIR=logdir, TIMEOUT=timeout, **knobs, **dict(variables))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, logdir, ignore_errors=True)
-        command = ["bash", stack.enter_context(variant(folder, change)) / "run.sh"]
+        source = stack.enter_context(variant(root / folder, change))
+        command = ["bash", source / "run.sh"]
         command += flags
         began = time.monotonic()
         with process(command, env=env, **pipes) as child:
@@ -186,19 +238,20 @@ def run_example(folder, flags=(), ps=None, workers=None, timeout=180, change=Non
             try:
                 child.wait(timeout + 30)  # run.sh ends itself before
             except subprocess.TimeoutExpired:
-                raise Unfinished(f"{folder}: no end after {timeout} s") from None
+                raise too_slow(folder, timeout) from None
             exited = time.monotonic()
         reader.join(5)
         text = "\n".join(line for _, line in reader.lines)
         if child.returncode:
             if "training diverged" in text:
                 return {"diverged": True}
-            shown = " ".join(map(str, flags))
-            raise Unfinished(
-                f"{folder} {shown}: status {child.returncode}\n{text[-2000:]}"
-            )
+            shown = " ".join(map(str, [folder, *flags]))
+            if child.returncode == 124:
+                raise too_slow(shown, timeout)
+            raise Unfinished(f"{shown}: status {child.returncode}\n{text[-2000:]}")
         result = json.loads(pathlib.Path(logdir, "result.json").read_text())
-    return {**result, **clock(reader.lines, result, began, exited)}
+        seen = logs(pathlib.Path(logdir)) if logs else {}
+    return {**result, **seen, **clock(reader.lines, result, began, exited)}
 
 
 def clock(lines, result, began, exited):
@@ -215,7 +268,7 @@ def clock(lines, result, began, exited):
     return {"first_step": None, "end": None}
 
 
-def run_script(script, *flags, timeout=180):
+def run_script(script, *flags, timeout=TIMEOUT):
     """Runs a script of this folder that prints one JSON object; returns it."""
     command = [PYTHON, HERE / script, *flags]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -223,7 +276,7 @@ def run_script(script, *flags, timeout=180):
         try:
             out, err = child.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            raise Unfinished(f"{script}: no end after {timeout} s") from None
+            raise too_slow(script, timeout) from None
     if child.returncode:
         raise Unfinished(f"{script}: status {child.returncode}\n{err[-2000:]}")
     return json.loads(out.splitlines()[-1])
@@ -232,19 +285,16 @@ def run_script(script, *flags, timeout=180):
 def fingerprint(folder):
     """Returns a short hash of an example's code: a result is of this code only."""
     digest = hashlib.sha256()
-    for path in sorted((REPO / folder).glob("*.py")) + [REPO / folder / "run.sh"]:
-        digest.update(path.read_bytes())
+    source = REPO / folder
+    for pattern in ("*.py", "cluster/*.py", "run.sh"):
+        for path in sorted(source.glob(pattern)):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def script_of(folder):
-    """Returns the name of an example's script: the folder's in snake case."""
-    return folder.lower().replace("-", "_") + ".py"
 
 
 def flags_of(folder):
     """Returns the flags that the script of an example defines itself."""
-    script = REPO / folder / script_of(folder)
+    script = REPO / folder / registry.script_of(folder)
     if not script.exists():
         return set()
     return set(re.findall(r'"(--\w+)"', script.read_text()))
@@ -252,7 +302,7 @@ def flags_of(folder):
 
 def examples():
     """Returns the names of the example folders that are there."""
-    return sorted(path.parent.name for path in REPO.glob("*/cluster.py"))
+    return [name for name in registry.folders() if (REPO / name / "run.sh").exists()]
 
 
 # --- Progress -----------------------------------------------------------------
@@ -262,12 +312,21 @@ class Progress:
     """A line on stderr for each job done, with the rate and the time left.
 
     `costs` are guesses of the seconds of each job, 0 where its result is there
-    already; they are corrected by what the finished ones took.
+    already; they are corrected by what the finished ones took. What they come to is
+    said before the first job begins.
     """
 
     def __init__(self, costs):
         self.costs, self.done = list(costs), 0
         self.made, self.spent, self.guessed = 0, 0.0, 0.0
+        self.failed = []
+        count = sum(cost > 0 for cost in self.costs)
+        minutes = max(1, round(sum(self.costs) / 60))
+        self._say(f"{count} to make, about {minutes} min on 2 cores")
+
+    @staticmethod
+    def _say(text):
+        print(text, file=sys.stderr, flush=True)
 
     def add(self, text, seconds=None):
         """Says that the next job is done; `seconds` None: it was done before."""
@@ -282,11 +341,153 @@ class Progress:
             took = f"{seconds:.0f} s, {rate:.1f} a minute"
         ratio = self.spent / self.guessed if self.guessed else 1.0
         left = ratio * sum(self.costs[self.done :])
-        print(
-            f"[{self.done}/{len(self.costs)}] {text}  {took}, {left / 60:.1f} min left",
-            file=sys.stderr,
-            flush=True,
+        self._say(
+            f"[{self.done}/{len(self.costs)}] {text}  {took}, {left / 60:.1f} min left"
         )
+
+    def make(self, text, job):
+        """Returns what `job()` returns, None if it gave no result; says which it was.
+
+        `text(result)` is what is said of a result.
+        """
+        began = time.monotonic()
+        try:
+            result = job()
+        except Unfinished as error:
+            result, said = None, f"no result: {error}"
+            self.failed.append(str(error).splitlines()[0])
+        else:
+            said = text(result)
+        self.add(said, time.monotonic() - began)
+        return result
+
+    def end(self):
+        """Ends the program with status 1 if a job gave no result."""
+        if self.failed:
+            for sentence in self.failed:
+                self._say(f"no result: {sentence}")
+            fail(
+                f"without a result: {len(self.failed)}; the same command tries again",
+                1,
+            )
+
+
+# --- Rounds of measurements ---------------------------------------------------
+
+
+def in_rounds(jobs, args, name, code):
+    """Makes the jobs in turn, `args.rounds` times; returns the rounds and the progress.
+
+    A round is {key: result}. What is finished is kept in NAME.json in `args.out`,
+    beside `code`: what was measured with other code is forgotten, and so is all with
+    `args.again`.
+    """
+    path = args.out / f"{name}.json"
+    rounds = [] if args.again else kept(path, code)
+    rounds += [{} for _ in range(args.rounds - len(rounds))]
+    progress = Progress(
+        0 if job.key in measured else job.cost
+        for measured in rounds[: args.rounds]
+        for job in jobs
+    )
+    for number, measured in enumerate(rounds[: args.rounds], 1):
+        for job in jobs:
+            text = f"round {number}: {job.key}"
+            if job.key in measured:
+                progress.add(text)
+                continue
+            result = progress.make(lambda _, text=text: text, job.make)
+            if result is not None:
+                measured[job.key] = result
+                write_json(path, {"code": code, "rounds": rounds})
+    return rounds, progress
+
+
+def kept(path, code):
+    """Returns the rounds in a JSON file, none if they are of other code."""
+    if not path.exists():
+        return []
+    old = json.loads(path.read_text())
+    if old["code"] != code:
+        print("the code changed: measured afresh", file=sys.stderr)
+        return []
+    return old["rounds"]
+
+
+def measuring_parser(doc, parts=None, rounds=3):
+    """Returns a parser with the flags of a script that measures.
+
+    `parts` are the names for --only, `rounds` the usual number of rounds; None: the
+    script has no such flag.
+    """
+    parser = Parser(doc)
+    add = parser.add_argument
+    if parts:
+        add("--only", type=parts_of(parts), default=parts, help=",".join(parts))
+    if rounds:
+        add("--rounds", type=positive_int, help=f"of all measurements ({rounds})")
+    add("--out", type=output_folder, help="folder (results/; --quick: none)")
+    add("--timeout", type=positive_int, default=TIMEOUT, help="seconds of a run")
+    add("--again", action="store_true", help="forget the rounds that are in --out")
+    add("--quick", action="store_true", help="a few short runs: a test of the script")
+    add("--write-readme", action="store_true", help="only paste the tables")
+    parser.set_defaults(rounds=None, usual_rounds=rounds)
+    return parser
+
+
+@contextlib.contextmanager
+def finished(args):
+    """Gives the flags with those filled in that depend on others.
+
+    With --quick and without --out the results go into a folder that is thrown away.
+    """
+    if args.rounds is None:
+        args.rounds = 1 if args.quick else args.usual_rounds
+    with contextlib.ExitStack() as stack:
+        if args.out is None:
+            args.out = RESULTS
+            if args.quick and not args.write_readme:
+                folder = tempfile.TemporaryDirectory(prefix="benchmark-")
+                args.out = pathlib.Path(stack.enter_context(folder))
+        yield args
+
+
+# --- Numbers ------------------------------------------------------------------
+
+
+def series(rounds, key, field):
+    """Returns the values of a field of a measurement, None in rounds without it."""
+    return [measured.get(key, {}).get(field) for measured in rounds]
+
+
+def middle(values):
+    """Returns the median of the values that are there, or None."""
+    there = [value for value in values if value is not None]
+    return statistics.median(there) if there else None
+
+
+def ratios(top, bottom):
+    """Returns the ratios taken round by round, None where one of the two is missing."""
+    pairs = zip(top, bottom, strict=True)
+    return [a / b if a is not None and b else None for a, b in pairs]
+
+
+def spread(values, digits=0):
+    """Returns `median (smallest to largest)` as text, `-` if nothing is there."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "-"
+    text = f"{middle(there):,.{digits}f}"
+    if len(there) > 1:
+        text += f" ({min(there):,.{digits}f} to {max(there):,.{digits}f})"
+    return text
+
+
+def count_of(rounds):
+    """Returns the sentence that says how many rounds the numbers are of."""
+    if len(rounds) == 1:
+        return "Of one round.\n"
+    return f"Median of {len(rounds)} rounds, smallest and largest in brackets.\n"
 
 
 # --- Files --------------------------------------------------------------------
@@ -295,8 +496,11 @@ class Progress:
 def write(path, text):
     """Writes a file whole or not at all, also if interrupted."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    os.replace(part, path)
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def write_json(path, value):

@@ -1,162 +1,283 @@
 """A cluster in this process, and the functions of the scripts themselves on it.
 
-One graph and one session per worker, each built by a script's own `graph`, under the
-device setter of its `main`. The learning problem is one where every
-number can be followed by hand: loss := ½ |w − c|², so that the gradient is w − c; the
-mini-batch c comes from a stream per worker.
+One graph and one session per worker, built by a script's own `state` and `graph` under
+the device setter of its `main`, and started as `protocol` does. The learning problem is
+one where every number can be followed by hand: loss := ½ |w − c|², so that the gradient
+is w − c; the mini-batch c comes from a stream per worker.
+
+What happens is written as text: "pull A, pull B, push A" holds what A and B pulled, and
+makes A's round with it. A push without a pull before it is a whole round. A run of one
+round a call can hold its pulls; one of many has the graph as a script's `main` has it.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import importlib
 import itertools
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import launch
 import numpy as np
 
+# With it come the modules of cluster/ and problem.py, the same in every folder.
+tf = launch.load("Distributed-Setup").tf
+books, checkpoint, rounds = (
+    importlib.import_module(f"cluster.{name}")
+    for name in ("books", "checkpoint", "rounds")
+)
+
 WORKERS = 4  # tasks of a cluster; a run may use fewer
 STREAMS = ((1.0, 3.0), (5.0, 7.0))  # of worker A and worker B
+ASYNCHRONOUS = {  # folder: the flags of the hand-computed traces
+    "Distributed-Setup": [],
+    "HogWild": [],
+    "Multiple-GPUs-Single-Machine": ["--device=cpu:0"],
+    "Dynamic-SGD": [],
+    "DOWNPOUR-Easy": ["--window=2", "--server_learning_rate=1"],
+    "DOWNPOUR": ["--window=2", "--server_learning_rate=1"],
+    "AGN": ["--window=2"],
+    "AEASGD": ["--window=2", "--beta=0.5"],
+    "AEAMSGD": ["--window=2", "--beta=0.5", "--momentum=0.9"],
+}
+SYNCHRONOUS = {
+    "Synchronous-SGD": [],
+    "Synchronous-SGD-different-learning-rates": [],
+    "SAGN": ["--window=2", "--server_learning_rate=0.1"],
+}
+SCHEMES = {**ASYNCHRONOUS, **SYNCHRONOUS}
+LIMIT = 20  # seconds until a call that hangs is an error
+
+instead: dict[str, types.ModuleType] = {}  # scripts that stand for others: mutations.py
 _clusters: dict[int, tuple] = {}
 _runs = itertools.count()
 
+# What became of a push: global step after it, staleness, one of books' four constants,
+# the training loss, and the center variable afterwards.
+Push = collections.namedtuple("Push", "step staleness what loss center")
 
-def servers(tf: types.ModuleType, num_ps: int) -> tuple:
-    """Returns the ClusterSpec and the workers' targets; started on first use."""
+
+def servers(num_ps: int) -> tuple:
+    """Returns ClusterSpec, addresses and workers' targets; started on first use."""
     if num_ps not in _clusters:
         base = launch.free_ports(num_ps + WORKERS)
         hosts = [f"localhost:{base + i}" for i in range(num_ps + WORKERS)]
         spec = tf.train.ClusterSpec({"ps": hosts[:num_ps], "worker": hosts[num_ps:]})
-        tasks = [("ps", i) for i in range(num_ps)]
-        tasks += [("worker", i) for i in range(WORKERS)]
+        # Tests make rounds wait in Python, each in a thread of its server.
+        config = tf.ConfigProto(inter_op_parallelism_threads=16)
         started = [
-            tf.train.Server(spec, job_name=job, task_index=i) for job, i in tasks
+            tf.train.Server(spec, job_name=job, task_index=i, config=config)
+            for job, count in (("ps", num_ps), ("worker", WORKERS))
+            for i in range(count)
         ]
         targets = [server.target for server in started[num_ps:]]
-        _clusters[num_ps] = spec, targets, started
-    return _clusters[num_ps][:2]
+        _clusters[num_ps] = spec, hosts, targets, started
+    return _clusters[num_ps][:3]
 
 
-class Counted:
-    """The global step, which remembers the tensor that a graph reads it by."""
-
-    def __init__(self, variable: object) -> None:
-        self.variable = variable
-        self.seen = None
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.variable, name)
-
-    def read_value(self) -> object:
-        self.seen = self.variable.read_value()
-        return self.seen
+def parse(schedule: str) -> list[tuple[str, int]]:
+    """Returns ("pull" or "push", number of the worker) for each word of a schedule."""
+    words = [word.split() for word in schedule.split(",")]
+    return [(verb, "ABCD".index(worker)) for verb, worker in words]
 
 
-class Pulled:
-    """The center variable, which remembers the tensor that a graph pulls it by."""
+def schedule_s(pushes: int) -> str:
+    """Returns schedule S: both pull, then A pushes and pulls, B pushes and pulls .."""
+    turns = [f"push {k}, pull {k}" for k, _ in zip("AB" * pushes, range(pushes))]
+    return ", ".join(["pull A, pull B", *turns])
 
-    def __init__(self, variable: object) -> None:
-        self.variable = variable
-        self.tensor = None
 
-    def __iter__(self) -> object:
-        return iter(self.variable)
+def in_turn(pushes: int, workers: str = "AB") -> str:
+    """Returns a schedule in which each worker's round is over before the next one's."""
+    turns = itertools.islice(itertools.cycle(workers), pushes)
+    return ", ".join(f"pull {k}, push {k}" for k in turns)
 
-    def as_tensor(self) -> object:
-        self.tensor = self.variable.as_tensor()
-        return self.tensor
+
+@contextlib.contextmanager
+def noted(owner: object, name: str) -> Iterator[list]:
+    """Yields a list that meanwhile gets the tensors that `owner.name(..)` returns."""
+    original, returned = getattr(owner, name), []
+
+    def noting(*args, **kwargs):
+        tensor = original(*args, **kwargs)
+        # Feeding replaces what a tensor says; who only waits for it still waits for all
+        # that it is made of. So nobody waits for this one but its copy, as long as
+        # nothing is optimized: an optimizer takes them for the same.
+        with tf.device(tensor.device), tf.control_dependencies(None):
+            returned.append(tf.placeholder_with_default(tensor, tensor.shape))
+            return tf.identity(returned[-1])
+
+    setattr(owner, name, noting)
+    try:
+        yield returned
+    finally:
+        setattr(owner, name, original)
 
 
 class Worker:
-    """One worker's graph and session. `pull` and `round` may be apart: schedule S."""
+    """One worker's graph and session, not yet joined."""
 
     def __init__(self, run: Run, index: int) -> None:
-        self.run, tf = run, run.tf
-        spec, targets = servers(tf, run.num_ps)
+        self.run, self.index = run, index
+        spec, _, targets = servers(run.num_ps)
         self.device = f"/job:worker/task:{index}"
         self.passes: list[tuple[np.ndarray, np.ndarray]] = []
         self.graph = tf.Graph()
         setter = tf.train.replica_device_setter(cluster=spec, worker_device=self.device)
         with self.graph.as_default(), self.graph.container(run.name), tf.device(setter):
             start, batch, loss, initializer, feed = run.problem(self, index)
-            center = Pulled(launch.center_variable(tf, start, run.num_ps))
-            step = Counted(tf.train.get_or_create_global_step())
-            self.train, _ = run.graph(run.args(index), center, step, batch, loss)
-            self.pulled, self.seen = center.tensor, step.seen
-            self.center = center.variable.as_tensor()
+            args = run.args(index)
+            pieces = tf.fixed_size_partitioner(run.num_ps)
+            center = tf.get_variable("center", initializer=start, partitioner=pieces)
+            self.kept = kept = books.Books(args)
+            shared = run.module.state(args, center, kept)
+            # What a round's pull brings: the vector, and what it is counted by.
+            count = (kept, "read_step") if run.asynchronous else (shared[0], "wait")
+            sources = [(rounds, "pull"), count] if run.rounds == 1 else []
+            with contextlib.ExitStack() as stack:
+                found = [stack.enter_context(noted(*source)) for source in sources]
+                self.calls = rounds.Calls(
+                    lambda last: run.graph(
+                        args, center, kept, shared, batch, loss, last
+                    ),
+                    sorted({1, run.rounds}),
+                )
+            self.pulls = [tensors[0] for tensors in found if tensors]
+            self.center = center.as_tensor()
             with tf.device(self.device):
                 self.local = {v.op.name: v.value() for v in tf.local_variables()}
-            initial = tf.global_variables_initializer()
-            local = tf.group(tf.local_variables_initializer(), initializer)
             self.variables = {
                 v.op.name: v for v in tf.global_variables() + tf.local_variables()
             }
-        filters = ["/job:ps", self.device]
-        config = tf.ConfigProto(device_filters=filters)
+            self.slots = {
+                name: v.value()
+                for name, v in self.variables.items()
+                if name.endswith("/Adagrad") and name not in self.local
+            }
+            self.close, self.open, self.join = kept.close(), kept.open(), kept.join()
+            initial = tf.group(tf.global_variables_initializer(), self.close)
+            local = tf.group(tf.local_variables_initializer(), initializer)
+            self.saver = checkpoint.saver(self.close)
+        config = tf.ConfigProto(
+            device_filters=["/job:ps", self.device],
+            operation_timeout_in_ms=1000 * LIMIT,
+        )
+        if self.pulls:
+            rewriter = config.graph_options.rewrite_options
+            rewriter.dependency_optimization = rewriter.OFF  # see `noted`
         self.session = tf.Session(targets[index], graph=self.graph, config=config)
         if index == 0:
             self.session.run(initial)
         self.session.run(local, feed)
-        self.held = None
-        self.one_round = self.session.make_callable(self.train)
+        self.held: dict = {}
+        fetches = self.calls.fetches.items()
+        self.call_of = {n: self.session.make_callable(fetch) for n, fetch in fetches}
 
     def pull(self) -> None:
-        """Takes what the next round will see."""
-        self.held = self.session.run([self.pulled, self.seen])
+        """Takes what the next push will see."""
+        assert self.pulls, "only a run of one round a call can hold a pull"
+        self.held = dict(zip(self.pulls, self.session.run(self.pulls), strict=True))
 
-    def round(self) -> int:
-        """Runs one round, at the pull if there was one; returns its staleness."""
-        if self.held is None:
-            return int(self.one_round()["counts"][1])
-        feed = dict(zip((self.pulled, self.seen), self.held, strict=True))
-        self.held = None
-        return int(self.session.run(self.train, feed)["counts"][1])
+    def push(self) -> Push:
+        """Makes one round, at the pull if there was one."""
+        held, self.held = self.held, {}
+        fetch = self.calls.fetches[1]
+        losses, entries, _ = (
+            self.session.run(fetch, held) if held else self.call_of[1]()
+        )
+        return Push(*entries[0].tolist(), float(losses[0]), self.now())
+
+    def call(self, count: int | None = None) -> list[Push]:
+        """Makes the rounds of one call; no push knows the center variable."""
+        losses, entries, _ = self.call_of[count or self.run.rounds]()
+        made = zip(entries.tolist(), losses.tolist(), strict=True)
+        return [Push(*entry, loss, None) for entry, loss in made]
+
+    def to_the_end(self, counts: Sequence[int] | None = None) -> list[Push]:
+        """Makes calls, of so many rounds in turn, until nothing is applied any more."""
+        made = []
+        for count in itertools.cycle(counts or [self.run.rounds]):
+            made += self.call(count)
+            if made[-1].what not in (books.APPLIED, books.LATE):
+                return made
+            assert len(made) < 100 * self.kept.steps, "it does not end"
+        raise AssertionError("no counts")
+
+    def waits(self, seconds: float = 0.3) -> bool:
+        """Says whether a pull finds no token for so long; it takes none then."""
+        limit = tf.RunOptions(timeout_in_ms=int(1000 * seconds))
+        try:
+            pulled = self.session.run(self.pulls, options=limit)
+        except tf.errors.DeadlineExceededError:
+            return True
+        self.held = dict(zip(self.pulls, pulled, strict=True))
+        return False
 
     def now(self) -> np.ndarray:
         """Returns the center variable."""
         return self.session.run(self.center)
 
+    def step(self) -> int:
+        """Returns the global step."""
+        return int(self.session.run(self.kept.step))
+
     def own(self, name: str) -> np.ndarray:
         """Returns a local variable."""
         return self.session.run(self.local[name])
 
-    def partitions(self) -> list:
-        """Returns the nodes of a round as TensorFlow placed them, one list a device."""
-        tf = self.run.tf
+    def partitions(self, count: int = 1) -> list:
+        """Returns the nodes of a call as TensorFlow placed them, one list a device."""
         options = tf.RunOptions(output_partition_graphs=True)
         metadata = tf.RunMetadata()
-        self.session.run(self.train, options=options, run_metadata=metadata)
+        self.session.run(self.calls.fetches[count], None, options, metadata)
         return [list(graph.node) for graph in metadata.partition_graphs]
 
 
 class Run:
     """Workers of one scheme that meet at one center variable.
 
-    `flags` are the script's own. `streams[k]` has worker k's mini-batches, over and
-    over: numbers, or vectors as long as `start`. `watch` records every forward pass.
+    `flags` are the script's own, after those of the traces. `streams[k]` has worker k's
+    mini-batches, over and over: numbers, or vectors as long as `start`. `rounds` are
+    those of a call. `loss(k, usual)` returns the loss function that worker k has
+    instead of the usual one. `watch` records every forward pass.
     """
 
     def __init__(
         self,
-        folder: str | types.ModuleType,
+        folder: str,
         *flags: str,
         start: Sequence[float] = (0.0,),
         streams: Sequence = STREAMS,
         num_ps: int = 1,
+        rounds: int = 1,
+        loss: Callable | None = None,
         problem: Callable | None = None,
         graph: Callable | None = None,
+        module: types.ModuleType | None = None,
         watch: bool = False,
+        joins: Sequence[int] | None = None,
+        restore: str | None = None,
     ) -> None:
-        self.module = launch.load(folder) if isinstance(folder, str) else folder
-        self.tf = self.module.tf
-        self.flags, self.num_ps, self.num_workers = flags, num_ps, len(streams)
-        self.start = np.asarray(start, np.float32)
-        self.streams, self.watch = streams, watch
+        self.module = module or instead.get(folder) or launch.load(folder)
+        self.folder, self.asynchronous = folder, folder in ASYNCHRONOUS
+        self.flags = ["--learning_rate=0.1", *SCHEMES[folder], *flags]
+        self.num_ps, self.rounds, self.streams = num_ps, rounds, streams
+        self.start, self.watch = np.asarray(start, np.float32), watch
+        self.loss = loss or (lambda index, usual: usual)
         self.problem = problem or self.quadratic
         self.graph = graph or self.module.graph
         self.name = f"run{next(_runs)}"
         self.workers = [Worker(self, k) for k in range(len(streams))]
+        self.chief = self.workers[0]
+        if restore:
+            self.chief.saver.restore(self.chief.session, restore)
+        self.begun = None
+        self.open()
+        for k in range(len(streams)) if joins is None else joins:
+            self.join(k)
 
     def __enter__(self) -> Run:
         return self
@@ -165,18 +286,29 @@ class Run:
         for worker in self.workers:
             worker.session.close()
 
+    def open(self) -> None:
+        """The chief begins an incarnation; nobody has joined it yet."""
+        self.chief.session.run(self.chief.open)
+        self.begun = self.chief.session.run(self.chief.kept.all)
+
+    def join(self, k: int) -> None:
+        """Worker k joins the incarnation."""
+        self.workers[k].session.run(self.workers[k].join)
+
+    def close(self) -> None:
+        """The chief ends the incarnation."""
+        self.chief.session.run(self.chief.close)
+
     def args(self, index: int) -> types.SimpleNamespace:
         """Returns the checked flags, as the script reads them."""
-        base = launch.free_ports(self.num_ps + self.num_workers)
-        hosts = [f"localhost:{base + i}" for i in range(self.num_ps + self.num_workers)]
-        ps, workers = hosts[: self.num_ps], hosts[self.num_ps :]
+        _, hosts, _ = servers(self.num_ps)
+        ps, workers = hosts[: self.num_ps], hosts[self.num_ps :][: len(self.streams)]
         cluster = [f"--ps_hosts={','.join(ps)}", f"--worker_hosts={','.join(workers)}"]
         task = ["--job_name=worker", f"--task_index={index}"]
         return self.module.parse_args([*task, *cluster, *self.flags])
 
     def quadratic(self, worker: Worker, index: int) -> tuple:
         """Returns problem Q for a worker, in as many coordinates as `start` has."""
-        tf = self.tf
         stream = np.asarray(self.streams[index], np.float32)
         if stream.ndim == 1:
             stream = np.repeat(stream[:, None], len(self.start), axis=1)
@@ -191,35 +323,43 @@ class Run:
             with tf.control_dependencies(after):
                 return tf.reduce_sum(0.5 * (w - c) ** 2)
 
-        start = tf.constant(self.start)
+        start, loss = tf.constant(self.start), self.loss(index, loss)
         return start, iterator.get_next, loss, iterator.initializer, {}
 
-    def play(self, schedule: Sequence[int]) -> list[tuple[int, np.ndarray]]:
-        """Runs a schedule: a worker's odd entries are pulls, its even ones rounds.
-
-        Returns the staleness of each round and the center variable after it.
-        """
-        out = []
-        for k in schedule:
-            worker = self.workers[k]
-            if worker.held is None:
-                worker.pull()
+    def play(self, schedule: str) -> list[Push]:
+        """Runs a schedule; returns what became of each push."""
+        made = []
+        for verb, k in parse(schedule):
+            if verb == "pull":
+                self.workers[k].pull()
             else:
-                out.append((worker.round(), worker.now()))
-        return out
+                made.append(self.workers[k].push())
+        return made
 
-    def at_once(self, rounds: int) -> None:
-        """Runs so many rounds of every worker, all at the same time."""
-        threads = [
-            threading.Thread(target=lambda w=w: [w.round() for _ in range(rounds)])
-            for w in self.workers
-        ]
+    def at_once(self, work: Callable) -> list:
+        """Returns what `work(worker)` returns of each worker, all at the same time."""
+        results, failed = [None] * len(self.workers), []
+
+        def one(k):
+            try:
+                results[k] = work(self.workers[k])
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=one, args=[k]) for k in range(len(results))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        if failed:
+            raise failed[0]
+        return results
 
+    def account(self) -> dict:
+        """Returns the books as they go into result.json."""
+        return books.account(self.chief.session.run(self.chief.kept.all), self.begun)
 
-def schedule_s(rounds: int) -> list[int]:
-    """Returns schedule S: A pulls, B pulls, then A round and pull, B round and pull."""
-    return [0, 1, *itertools.islice(itertools.cycle([0, 0, 1, 1]), 2 * rounds - 1)]
+    def table(self) -> dict[str, list[int]]:
+        """Returns the books' columns, an entry a worker."""
+        table = self.chief.session.run(self.chief.kept.all)[0]
+        return {name: table[:, i].tolist() for i, name in enumerate(books.COLUMNS)}

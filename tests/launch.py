@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -9,7 +10,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,36 +17,38 @@ import time
 import types
 
 import psutil
+import registry
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
-EXAMPLES = sorted(path.parent.name for path in REPO.glob("*/cluster.py"))
-DISTRIBUTED = [name for name in EXAMPLES if name != "Non-Distributed-Setup"]
+REFERENCE = REPO / "Distributed-Setup"
+# Every line of a run that goes well or is taken up again.
 LINE = re.compile(
     r"(run\.sh: .*"
     r"|\[(ps|worker) \d+\] (ps \d+ of \d+ serves at \S+"
-    r"|variable +elements  device|[\w/]+ +\d+  (/job:\S+|this process)"
-    r"|step +\d+/\d+  loss [\d.]+(  staleness [\d.]+)?  \d+ steps/s(  \d+ s left)?"
+    r"|variable +elements  device|[\w/]+ +(\d+|rows)  (/job:\S+|this process)"
+    r"|step +\d+/\d+  loss [\d.]+  staleness [\d.]+  \d+ steps/s(  \d+ s left)?"
+    r"|still waiting for .*|worker \d+ is gone: .*"
     r"|no GPU for worker \d+: it computes on the CPU"
-    r"|lost a ps: .*|resumes from global step \d+|nothing to do: .* global step \d+"
-    r"|test accuracy [\d.]+ after \d+ global steps in [\d.]+ s "
+    r"|resumes from global step \d+|nothing to do: .* global step \d+"
+    r"|result: .*/result\.json|curves: tensorboard --logdir .*"
+    r"|test \w+ [\d.]+ after \d+ global steps in [\d.]+ s "
     r"\(\d+ steps/s, \d+ examples/s\)))"
 )
 
 
-def script_name(folder: str) -> str:
-    """Returns the file name of an example's script."""
-    return folder.lower().replace("-", "_") + ".py"
+def reference() -> None:
+    """Makes Distributed-Setup's `cluster` and `problem` the ones that are imported.
+
+    They are byte-identical in every folder, so that one import serves all.
+    """
+    if str(REFERENCE) not in sys.path:
+        sys.path.insert(0, str(REFERENCE))
 
 
 def load(folder: str) -> types.ModuleType:
-    """Imports an example's script; its cluster and problem are Distributed-Setup's.
-
-    Both are byte-identical in every folder, so that one import serves all.
-    """
-    reference = str(REPO / "Distributed-Setup")
-    if reference not in sys.path:
-        sys.path.insert(0, reference)
-    path = REPO / folder / script_name(folder)
+    """Imports an example's script; its cluster and problem are Distributed-Setup's."""
+    reference()
+    path = REPO / folder / registry.script_of(folder)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -71,23 +73,27 @@ def free_ports(count: int) -> int:
 
     Below those that run.sh draws from, and every process of pytest-xdist has its own.
     """
+    reference()
+    from cluster import ports
+
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     first = 10000 + 500 * (number % 10)
     for base in range(first, first + 500 - count, count):
-        if all(is_free(port) for port in range(base, base + count)):
-            return base
+        try:
+            return ports.free_ports(count, base)[0]
+        except ValueError:  # one of them is taken
+            continue
     raise RuntimeError("no free ports")
 
 
-def is_free(port: int) -> bool:
-    """Says whether nobody listens on the port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+def defaults_of(folder: str, workers: int = 2) -> argparse.Namespace:
+    """Returns the flags of an example that is given nothing but its cluster."""
+    cluster = []
+    if folder in registry.folders("ps"):
+        hosts = ",".join(f"a:{1 + worker}" for worker in range(workers))
+        cluster = ["--job_name=ps", "--task_index=0", "--ps_hosts=b:1"]
+        cluster.append(f"--worker_hosts={hosts}")
+    return load(folder).parse_args(cluster)
 
 
 def tree(folder: pathlib.Path) -> dict[str, bytes]:
@@ -186,7 +192,7 @@ class Launch:
             words = " ".join(process.info["cmdline"])
             if f"--job_name {job} --task_index {index}" in words:
                 return process
-            if self.folder.name == "Non-Distributed-Setup":
+            if self.folder.name in registry.folders("single"):
                 return process
         raise AssertionError(f"no {job} {index}")
 
@@ -205,7 +211,7 @@ def run_sh(folder: pathlib.Path, *arguments: str, **env: str) -> Launch:
 
 def run_task(folder: pathlib.Path, *arguments: str, **env: str) -> Launch:
     """Starts one task of a copied example by hand."""
-    script = str(folder / script_name(folder.name))
+    script = str(folder / registry.script_of(folder.name))
     return Launch([sys.executable, script, *arguments], folder, **env)
 
 

@@ -1,19 +1,24 @@
 """The update rules as their papers write them, in NumPy: what the scripts must equal.
 
-Every rule has the same arguments: a schedule (worker numbers; the odd entries of a
-worker are its pulls, the even ones its rounds), one iterator of mini-batches c per
-worker, and the start w. The gradient at x is x − c. A rule returns (staleness, center)
-after each round.
+The gradient at x is x − c, with mini-batches c from one iterator per worker. Nothing
+here is shared with the examples.
+
+An asynchronous rule has a schedule (pairs of "pull" or "push" and the number of a
+worker), the iterators and the start w, and returns (staleness, center) after each push.
+A synchronous one has the iterators, the start and how many updates are to be made, and
+returns the center after each.
 """
 
 import numpy as np
+
+# --- Asynchronous -------------------------------------------------------------
 
 
 def windowed(schedule, batches, w, window, local, push):
     """Pull; T local steps that add up gradients; push the sum. The family's frame."""
     count, held, out = 0, {}, []
-    for k in schedule:
-        if k not in held:
+    for verb, k in schedule:
+        if verb == "pull":
             held[k] = w, count
             continue
         (x, seen), total = held.pop(k), 0
@@ -51,19 +56,8 @@ def dynamic_sgd(schedule, batches, w, eta):
     return windowed(schedule, batches, w, 1, lambda k, g: 0, push)
 
 
-def downpour_sum(schedule, batches, w, window, eta):
-    """DOWNPOUR at a fixed rate, n_push = n_fetch = T: the sum, times η."""
-
-    def sgd(_, g):
-        return eta * g
-
-    return windowed(
-        schedule, batches, w, window, sgd, lambda total, tau: sgd("ps", total)
-    )
-
-
 def downpour_easy(schedule, batches, w, window, eta, gamma):
-    """The same with Adagrad on the ps."""
+    """DOWNPOUR, n_push = n_fetch = T: the sum, by Adagrad on the ps."""
     server = adagrad(gamma)
 
     def push(total, tau):
@@ -91,29 +85,13 @@ def agn(schedule, batches, w, window, eta):
     return windowed(schedule, batches, w, window, lambda k, g: eta * g, push)
 
 
-def dean_client(batches, w, n_fetch, n_push, eta, steps):
-    """The client of Dean et al.'s appendix to the letter; workers step in turn."""
-    local, accrued, out = {}, dict.fromkeys(range(len(batches)), 0.0), []
-    for step in range(steps):
-        for k, stream in enumerate(batches):
-            if step % n_fetch == 0:
-                local[k] = w
-            g = local[k] - next(stream)
-            accrued[k], local[k] = accrued[k] + g, local[k] - eta * g
-            if step % n_push == 0:
-                w = w - eta * accrued[k]
-                out.append((accrued[k], w))
-                accrued[k] = 0.0
-    return out
-
-
 def elastic(schedule, batches, w, window, eta, alpha, delta=0.0):
     """Zhang et al. 2015, Algorithms 1 (δ = 0) and 2: also returns every x."""
     x = [np.array(w) for _ in batches]
     v = [0.0 * w for _ in batches]
     count, held, out = 0, {}, []
-    for k in schedule:
-        if k not in held:
+    for verb, k in schedule:
+        if verb == "pull":
             held[k] = w, count
             continue
         pulled, seen = held.pop(k)
@@ -125,3 +103,53 @@ def elastic(schedule, batches, w, window, eta, alpha, delta=0.0):
         out.append((count - seen, w))
         count += 1
     return out, x
+
+
+# --- Synchronous --------------------------------------------------------------
+
+
+def synchronous_sgd(batches, w, updates, eta):
+    """w ← w − η (1/N) ∑ g_k. Source: Chen et al. 2016, Algorithms 3 and 4."""
+    trace = []
+    for _ in range(updates):
+        w = w - eta * np.mean([w - next(c) for c in batches], axis=0)
+        trace.append(w)
+    return trace
+
+
+def rate_per_worker(batches, w, updates, rates):
+    """w ← w − ∑ η_k g_k."""
+    trace = []
+    for _ in range(updates):
+        w = w - sum(e * (w - next(c)) for e, c in zip(rates, batches, strict=True))
+        trace.append(w)
+    return trace
+
+
+def sagn(batches, w, updates, window, eta, eta_s):
+    """w ← w − η_s (1/N) ∑ of the mean gradient of each worker's T local steps."""
+    trace = []
+    for _ in range(updates):
+        means = []
+        for c in batches:
+            local, gradients = w, []
+            for _ in range(window):
+                gradients.append(local - next(c))
+                local = local - eta * gradients[-1]
+            means.append(np.mean(gradients, axis=0))
+        w = w - eta_s * np.mean(means, axis=0)
+        trace.append(w)
+    return trace
+
+
+def local_sgd(batches, w, updates, window, eta):
+    """w ← the mean of the local copies after T steps. Source: Stich 2019."""
+    trace = []
+    for _ in range(updates):
+        copies = [w] * len(batches)
+        for k, c in enumerate(batches):
+            for _ in range(window):
+                copies[k] = copies[k] - eta * (copies[k] - next(c))
+        w = np.mean(copies, axis=0)
+        trace.append(w)
+    return trace

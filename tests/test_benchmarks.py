@@ -59,7 +59,8 @@ def test_a_wrong_flag_is_one_sentence(
 
 
 def test_every_run_uses_flags_that_its_example_has() -> None:
-    general = set(re.findall(r'"(--\w+)"', (REPO / "HogWild/cluster.py").read_text()))
+    flags = (REPO / "HogWild" / "cluster" / "flags.py").read_text()
+    general = set(re.findall(r'"(--\w+)"', flags))
     planned = [run for part in claims.PARTS for run in claims.PLANS[part](1.0)]
     keys = {claims.Cache.key(run) for run in planned}
     assert len(keys) == len(planned)
@@ -68,13 +69,13 @@ def test_every_run_uses_flags_that_its_example_has() -> None:
             continue
         used = {f for f in run.flags if isinstance(f, str) and f.startswith("--")}
         assert used <= general | runs.flags_of(run.folder), run.label
-        with runs.variant(run.folder, run.change) as folder:
+        with runs.variant(REPO / run.folder, run.change) as folder:
             assert (folder / "run.sh").is_file()
 
 
 def test_a_variant_that_does_not_fit_is_refused() -> None:
     with pytest.raises(runs.Unfinished, match="is not once in hogwild.py"):
-        with runs.variant("HogWild", ("no such text", "")):
+        with runs.variant(REPO / "HogWild", ("no such text", "")):
             pass
 
 

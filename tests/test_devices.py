@@ -9,25 +9,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import rules_sync as rules
-from launch import REPO, center_variable, free_ports, load
+from harness import STREAMS, Run, tf
+from launch import REPO, load
 
 pytestmark = pytest.mark.timeout(120)
 
 FOLDER = "Multiple-GPUs-Single-Machine"
-STREAMS = [[1.0, 3.0], [5.0, 7.0]]
 
 
-@pytest.fixture(scope="module")
-def tf():
-    """TensorFlow as the examples see it."""
-    load(FOLDER)
-    from cluster import tf
-
-    return tf
-
-
-def batches(tf):
+def batches():
     """Returns the mini-batches of problem Q as a function of the tower."""
     data = [tf.data.Dataset.from_tensor_slices(np.float32(s)) for s in STREAMS]
     made = [tf.data.make_one_shot_iterator(d.repeat()) for d in data]
@@ -38,7 +28,7 @@ def loss(w, c):
     return 0.5 * (w - c) ** 2
 
 
-def placed(tf, session, fetch) -> dict[str, set[str]]:
+def placed(session, fetch) -> dict[str, set[str]]:
     """Returns the kinds of operations that ran on each device."""
     metadata = tf.RunMetadata()
     options = tf.RunOptions(output_partition_graphs=True)
@@ -51,50 +41,45 @@ def placed(tf, session, fetch) -> dict[str, set[str]]:
     return found
 
 
-def test_the_gradient_is_computed_on_the_device_and_w_stays_on_the_ps(tf):
+def test_the_gradient_is_computed_on_the_device_and_w_stays_on_the_ps():
+    """With a second CPU device for the GPU: what `state` returns is where it goes."""
     module = load(FOLDER)
-    config = tf.ConfigProto(device_count={"CPU": 2})
-    base = free_ports(2)
-    hosts = [f"localhost:{base}", f"localhost:{base + 1}"]
-    spec = tf.train.ClusterSpec({"ps": hosts[:1], "worker": hosts[1:]})
-    servers = [tf.train.Server(spec, job, 0, config=config) for job in ("ps", "worker")]
-    setter = tf.train.replica_device_setter(
-        cluster=spec, worker_device="/job:worker/task:0"
-    )
-    args = SimpleNamespace(
-        device="cpu:1", task_index=0, steps=10, learning_rate=0.1, worker_hosts=[""]
-    )
-    with tf.Graph().as_default() as graph, tf.device(setter):
-        center = center_variable(tf, tf.zeros([2]), 1)
-        step = tf.train.get_or_create_global_step()
-        batch = batches(tf)
-        train, _ = module.graph(
-            args, center, step, lambda: batch(0), lambda w, c: tf.norm(w - c)
-        )
-        first = tf.global_variables_initializer()
-    with tf.Session(servers[1].target, graph) as session:
-        session.run(first)
-        found = placed(tf, session, train)
-    computes = found["/job:worker/task:0/cpu:1"]
+    module.state = lambda args, center, kept: "cpu:1"
+
+    def norm(index, usual):
+        return lambda w, c: tf.norm(w - c)
+
+    with Run(FOLDER, module=module, start=[0.0, 0.0], loss=norm, rounds=2) as run:
+        with run.chief.graph.as_default():
+            nodes = tf.get_default_graph().as_graph_def().node
+        where: dict[str, set[str]] = {}
+        for node in nodes:
+            where.setdefault(node.device, set()).add(node.op)
+    computes = where["/job:worker/task:0/device:CPU:1"]
     assert "Sub" in computes and "Sqrt" in computes
-    assert "Sqrt" not in found["/job:worker/task:0/cpu:0"]
-    assert "AssignSubVariableOp" in found["/job:ps/task:0/cpu:0"]
-    assert not any("VariableOp" in op for op in computes)
+    assert "Sqrt" not in where["/job:worker/task:0"]
+    assert "AssignSubVariableOp" in where["/job:ps/task:0"]
+    assert not any("VariableOp" in op or "Iterator" in op for op in computes)
 
 
-def test_a_worker_without_a_gpu_says_so_in_one_sentence(tf, capsys):
-    module = load(FOLDER)
-    args = SimpleNamespace(device="gpu:0", task_index=1, steps=10, learning_rate=0.1)
-    with tf.Graph().as_default(), tf.device("cpu:0"):
-        center = center_variable(tf, tf.zeros([2]), 1)
-        step = tf.train.get_or_create_global_step()
-        batch = batches(tf)
-        module.graph(args, center, step, lambda: batch(0), lambda w, c: tf.norm(w - c))
-    assert capsys.readouterr().out == ("no GPU for worker 1: it computes on the CPU\n")
+def test_a_worker_without_a_gpu_says_so_in_one_sentence(capsys):
+    args = SimpleNamespace(device="gpu:0", task_index=1)
+    assert load(FOLDER).state(args, None, None) == "cpu:0"
+    assert capsys.readouterr().out == "no GPU for worker 1: it computes on the CPU\n"
+
+
+def test_a_worker_with_a_gpu_takes_it_and_one_that_was_told_not_to_does_not(
+    capsys, monkeypatch
+):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    for device in ("gpu:0", "cpu:0"):
+        args = SimpleNamespace(device=device, task_index=0)
+        assert load(FOLDER).state(args, None, None) == device
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize("form", ["towers", "mirrored"])
-def test_one_process_makes_the_steps_of_synchronous_sgd(tf, form, monkeypatch):
+def test_one_process_makes_the_steps_of_synchronous_sgd(form, monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / FOLDER))
     towers, module = importlib.import_module("towers"), importlib.import_module(form)
     args = SimpleNamespace(learning_rate=0.1)
@@ -103,13 +88,13 @@ def test_one_process_makes_the_steps_of_synchronous_sgd(tf, form, monkeypatch):
         if form == "towers":
             with tf.device("cpu:0"):
                 center = tf.get_variable("center", initializer=0.0)
-            _, train = module.graph(args, names, center, batches(tf), loss)
+            _, train = module.graph(args, names, center, batches(), loss)
         else:
             strategy = tf.distribute.MirroredStrategy(
                 names, tf.distribute.ReductionToOneDevice()
             )
             train, center = module.graph(
-                args, strategy, lambda: tf.zeros([]), batches(tf), loss
+                args, strategy, lambda: tf.zeros([]), batches(), loss
             )
         read, first = center.read_value(), tf.global_variables_initializer()
     with tf.Session(graph=graph, config=towers.session_config(names)) as session:
@@ -118,14 +103,15 @@ def test_one_process_makes_the_steps_of_synchronous_sgd(tf, form, monkeypatch):
         for _ in range(4):
             session.run(train)
             found.append(float(session.run(read)))
-        where = placed(tf, session, train)
-    np.testing.assert_allclose(found, rules.synchronous_sgd(STREAMS, 4, 0.1), atol=1e-6)
+        where = placed(session, train)
+    expected = [0.3, 0.77, 0.993, 1.3937]  # Synchronous-SGD's, by hand
+    np.testing.assert_allclose(found, expected, atol=1e-6)
     for k in (0, 1):
         device = f"/job:localhost/task:0/cpu:{k}"
         assert where[device] & {"Sub", "Pow", "Mul"}
 
 
-def test_too_few_gpus_for_the_towers_is_one_sentence(tf, capsys, monkeypatch):
+def test_too_few_gpus_for_the_towers_is_one_sentence(capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / FOLDER))
     towers = importlib.import_module("towers")
     assert towers.devices(3) == ["cpu:0", "cpu:1", "cpu:2"]

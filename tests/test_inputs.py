@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import socket
 import subprocess
@@ -10,7 +12,11 @@ import sys
 import launch
 import numpy as np
 import pytest
-from launch import DISTRIBUTED, EXAMPLES, REPO
+import registry
+from launch import REPO
+
+SCHEMES = registry.folders("ps")
+FAMILIES = ["Non-Distributed-Setup", "HogWild"]
 
 GOOD = {
     "--job_name": "worker",
@@ -54,11 +60,27 @@ MISTAKES = [
     ({"--learning_rate": "inf"}, ["--learning_rate", "'inf'"]),
     ({"--learning_rate": "fast"}, ["--learning_rate", "'fast'"]),
     ({"--seed": "-1"}, ["--seed", "'-1'"]),
+    ({"--save_seconds": "0"}, ["--save_seconds", "'0'"]),
     ({"--slow_workers": "0,0,0"}, ["--slow_workers", "3 entries for 2 workers"]),
     ({"--slow_workers": "0,-1"}, ["--slow_workers", "'-1'"]),
     ({"--logdir": "/dev/null/x"}, ["--logdir", "/dev/null"]),
     ({"--stepz": "3"}, ["unrecognized", "--stepz=3"]),
     ({"--learning": "0.1"}, ["unrecognized", "--learning=0.1"]),
+]
+# the same of the flags that one scheme has
+OWN_MISTAKES = [
+    ("DOWNPOUR-Easy", {"--window": "0"}, ["--window", "'0'"]),
+    ("DOWNPOUR-Easy", {"--server_learning_rate": "0"}, ["--server_learning_rate"]),
+    ("AEASGD", {"--beta": "1"}, ["--beta", "'1'"]),
+    ("AEAMSGD", {"--momentum": "-0.1"}, ["--momentum", "'-0.1'"]),
+    ("Synchronous-SGD", {"--replicas_to_aggregate": "0"}, ["'0'"]),
+    ("SAGN", {"--replicas_to_aggregate": "3"}, ["_aggregate 3", "2 workers"]),
+    (
+        "Synchronous-SGD-different-learning-rates",
+        {"--learning_rates": "0.1,0"},
+        ["--learning_rates", "'0'"],
+    ),
+    ("Multiple-GPUs-Single-Machine", {"--device": "tpu"}, ["--device", "'tpu'"]),
 ]
 TF_CONFIGS = [
     ("{", ["TF_CONFIG", "not JSON"]),
@@ -111,7 +133,7 @@ def check(status, text, words):
 
 def hand(folder, words, **env):
     """Runs a task by hand; returns its status and everything it printed."""
-    script = REPO / folder / launch.script_name(folder)
+    script = REPO / folder / registry.script_of(folder)
     done = subprocess.run(
         [sys.executable, str(script), *words],
         env=launch.environment(**env),
@@ -127,7 +149,7 @@ def test_a_wrong_flag_on_the_command_line(changes, words):
     check(*hand("HogWild", flags(changes)), words)
 
 
-@pytest.mark.parametrize("folder", DISTRIBUTED)
+@pytest.mark.parametrize("folder", SCHEMES)
 def test_every_script_refuses_them(folder, capsys, monkeypatch):
     """The same table, in process: nothing but the parser runs."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -141,6 +163,14 @@ def test_every_script_refuses_them(folder, capsys, monkeypatch):
         with pytest.raises(SystemExit) as end:
             script.parse_args([])
         check(end.value.code, capsys.readouterr().err, words)
+
+
+@pytest.mark.parametrize("folder, changes, words", OWN_MISTAKES)
+def test_a_wrong_flag_of_a_scheme(folder, changes, words, capsys, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(SystemExit) as end:
+        launch.load(folder).parse_args(flags(changes))
+    check(end.value.code, capsys.readouterr().err, words)
 
 
 @pytest.mark.parametrize("text, words", TF_CONFIGS)
@@ -170,6 +200,18 @@ def test_a_wrong_flag_ends_before_tensorflow_is_imported():
     check(done.returncode, done.stderr, ["--task_index is missing"])
 
 
+def test_reading_the_flags_opens_no_socket(monkeypatch):
+    """The ports are looked at when a task begins, not by who only wants its flags."""
+
+    def refused(*_):
+        raise AssertionError("a socket")
+
+    script = launch.load("HogWild")
+    monkeypatch.setattr(socket, "socket", refused)
+    args = script.parse_args(flags({}))
+    assert args.address == "localhost:21002"
+
+
 def test_a_port_in_use_is_named():
     with socket.socket() as other:
         other.bind(("", 0))
@@ -179,7 +221,7 @@ def test_a_port_in_use_is_named():
         check(status, text, ["--worker_hosts", f"localhost:{port} is in use"])
 
 
-@pytest.mark.parametrize("folder", EXAMPLES)
+@pytest.mark.parametrize("folder", FAMILIES)
 def test_run_sh_says_a_mistake_once(folder, tmp_path):
     copy = launch.copy_of(folder, tmp_path)
     cases = [
@@ -191,7 +233,7 @@ def test_run_sh_says_a_mistake_once(folder, tmp_path):
         ([], {"MAX_RESTARTS": "-1"}, ["MAX_RESTARTS=-1"]),
         ([], {"PYTHON": "no-python"}, ["PYTHON=no-python"]),
     ]
-    if folder in DISTRIBUTED:
+    if folder in SCHEMES:
         cases += [
             ([], {"NUM_WORKERS": "0"}, ["NUM_WORKERS=0"]),
             ([], {"NUM_PS": "x"}, ["NUM_PS=x"]),
@@ -249,22 +291,61 @@ def problem():
     return sys.modules["problem"]
 
 
+def check_data(problem, name, words, capsys, workers=1):
+    """Asserts that `load` raises a sentence, and that the user gets to see it."""
+    from cluster import flags
+
+    with pytest.raises(ValueError) as error:
+        problem.load(name, workers)
+    assert all(word in str(error.value) for word in words), error.value
+    with pytest.raises(SystemExit) as end:
+        flags.data(problem, argparse.Namespace(data=name), workers)
+    said = capsys.readouterr().err
+    check(end.value.code, said, [f"--data {name}: ", *words])
+
+
 @pytest.mark.parametrize("changes, words", BAD_DATA, ids=lambda v: str(v)[:30])
 def test_bad_data(changes, words, tmp_path, capsys, problem):
     path = tmp_path / "bad.npz"
     np.savez(path, **arrays(**changes))
-    with pytest.raises(SystemExit) as end:
-        problem.load(str(path))
-    check(end.value.code, capsys.readouterr().err, ["--data", "bad.npz", *words])
+    check_data(problem, str(path), words, capsys)
 
 
 def test_truncated_data(tmp_path, capsys, problem):
     path = tmp_path / "cut.npz"
     np.savez(path, **arrays())
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(SystemExit) as end:
-        problem.load(str(path))
-    check(end.value.code, capsys.readouterr().err, ["cut.npz", "not a readable"])
+    check_data(problem, str(path), ["not a readable"], capsys)
+
+
+def test_more_workers_than_rows(capsys, problem):
+    assert len(problem.load("digits", 1437).y_train) == 1437
+    words = ["1437 training rows for 1438 workers"]
+    check_data(problem, "digits", words, capsys, workers=1438)
+
+
+def test_without_scikit_learn(tmp_path, capsys, problem, monkeypatch):
+    """The check before anything starts says it; nothing else of a run is tried."""
+    words = ["scikit-learn", "pip install scikit-learn"]
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        check_data(problem, "digits", words, capsys)
+    # Read by every Python that starts: no folder has a package sklearn.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.machinery as m\n"
+        "find = m.PathFinder.find_spec\n"
+        "m.PathFinder.find_spec = lambda name, *rest: (\n"
+        "    None if name.startswith('sklearn') else find(name, *rest))\n"
+    )
+    env = {"PYTHONPATH": str(tmp_path)}
+    logdir = f"--logdir={tmp_path / 'logdir'}"
+    for more in ([], ["--check"]):
+        status, text = hand("Non-Distributed-Setup", [logdir, *more], **env)
+        check(status, text, ["--data digits: ", *words])
+    assert hand("HogWild", [*flags({}), logdir, "--check"])[0] == 0
+    copy = launch.copy_of("HogWild", tmp_path)
+    with launch.run_sh(copy, logdir, **env) as run:
+        check(run.wait(60), run.output, ["--data digits: ", *words])
 
 
 def test_mnist_without_network_says_what_to_do(tmp_path):
@@ -287,7 +368,7 @@ def test_mnist_without_network_says_what_to_do(tmp_path):
 def test_keras_format_trains_28x28_images(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez(path, **arrays())
-    copy = launch.copy_of("HogWild", tmp_path)
+    copy = launch.copy_of("Non-Distributed-Setup", tmp_path)
     logdir = tmp_path / "logdir"
     arguments = ["--data", "mine.npz", "--steps", "50"]
     with launch.Launch(
@@ -305,7 +386,8 @@ def test_keras_format_trains_28x28_images(tmp_path):
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_shards_are_disjoint_and_complete(workers, problem):
     """Two epochs of every worker's batches hold each of its rows exactly twice."""
-    tf = sys.modules["cluster"].tf
+    from cluster import tensorflow_v1 as tf
+
     rows = 42
     data = problem.Data(
         np.arange(rows, dtype=np.float32).reshape(rows, 1),

@@ -19,6 +19,7 @@ import nbformat
 import notebooks
 import psutil
 import pytest
+import registry
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,21 +27,7 @@ FOLDER = ROOT / "Basics-Tutorial"
 PATHS = notebooks.find()
 NAMES = [path.relative_to(FOLDER).as_posix() for path in PATHS]
 GROUPS = notebooks.groups(PATHS)
-EXAMPLES = {
-    "Non-Distributed-Setup",
-    "Distributed-Setup",
-    "HogWild",
-    "Synchronous-SGD",
-    "Synchronous-SGD-different-learning-rates",
-    "Dynamic-SGD",
-    "DOWNPOUR-Easy",
-    "DOWNPOUR",
-    "AGN",
-    "SAGN",
-    "AEASGD",
-    "AEAMSGD",
-    "Multiple-GPUs-Single-Machine",
-}
+EXAMPLES = registry.folders()
 KILOBYTES = 300
 NOISE = re.compile(
     r"tensorflow/(core|compiler|stream_executor|python)|cuda|oneDNN|cpu_feature_guard"

@@ -1,5 +1,6 @@
 """What can be checked without TensorFlow, in seconds: copies, READMEs, shell, lint."""
 
+import argparse
 import ast
 import json
 import os
@@ -15,11 +16,21 @@ from pathlib import Path
 
 import copies
 import pytest
+import registry
 
 REPO = Path(__file__).resolve().parents[1]
-EXAMPLES = list(copies.LINEAGE)
-COPIES = [name for name in EXAMPLES if name != copies.REFERENCE]
-FILES = ("{script}", *copies.WHOLE, "run.sh")
+EXAMPLES = registry.folders()
+PLAN = copies.plan(REPO, registry.EXAMPLES)
+# Each folder's files that are copies, in whole or in part, and what they are copies of.
+COPIED = {
+    example.folder: {
+        name: there
+        for name, there in copies.copied(example, PLAN).items()
+        if there != f"{example.folder}/{name}"
+    }
+    for example in registry.of_family()
+}
+COPIES = [folder for folder in EXAMPLES if folder != copies.REFERENCE]
 LEFT_BEHIND = {"logdir", "__pycache__", "node_modules"}
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:home|root|Users|work|opt|mnt|srv)/\w")
 UNFINISHED = re.compile("TO" + r"DO\b|FIX" + r"ME\b|\bXX" + r"X\b")
@@ -55,11 +66,6 @@ def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*map(str, command)], capture_output=True, **options)
 
 
-def of(folder: str, name: str) -> str:
-    """Returns the name of an example's file, its script's for `{script}`."""
-    return name.format(script=copies.script_of(folder))
-
-
 # --- Copies ------------------------------------------------------------------
 
 
@@ -67,13 +73,10 @@ def of(folder: str, name: str) -> str:
 def tree(tmp_path: Path) -> Path:
     """Returns a copy of what tools/copies.py looks at."""
     root = tmp_path / "tree"
-    for folder in EXAMPLES:
-        (root / folder).mkdir(parents=True)
-        for path in (REPO / folder).iterdir():
-            if path.is_file():
-                shutil.copy(path, root / folder)
-    if (REPO / "README.md").exists():
-        shutil.copy(REPO / "README.md", root)
+    leave = shutil.ignore_patterns(*LEFT_BEHIND)
+    for example in registry.EXAMPLES:
+        shutil.copytree(REPO / example.folder, root / example.folder, ignore=leave)
+    shutil.copy(REPO / "README.md", root)
     return root
 
 
@@ -93,9 +96,11 @@ def test_copies_are_in_sync() -> None:
     done = run(sys.executable, "tools/copies.py")
     assert done.returncode == 0, done.stderr
     diffs = len(EXAMPLES) - 1
+    modules = sum(n.startswith("cluster/") for c in COPIED.values() for n in c)
+    assert modules > 10 * len(COPIES)
     assert re.fullmatch(
-        rf"copies: {len(EXAMPLES)} scripts, \d+ shared sections, {diffs} README diffs: "
-        r"in sync\n",
+        rf"copies: {len(EXAMPLES)} examples, \d+ shared sections, {modules} copies of "
+        rf"modules, {diffs} README diffs: in sync\n",
         done.stdout,
     )
 
@@ -114,68 +119,201 @@ def mutations(name: str, text: str) -> Iterator[str]:
 @pytest.mark.parametrize("folder", COPIES)
 def test_every_shared_line_is_checked(folder: str) -> None:
     covered = 0
-    for name in FILES:
-        here = of(folder, name)
-        text = copies.read(REPO / folder / here)
-        original = copies.read(REPO / copies.REFERENCE / of(copies.REFERENCE, name))
-        before = copies.compare(folder, here, text, original)
-        for changed in mutations(here, text):
-            found = copies.compare(folder, here, changed, original)
+    for name, there in COPIED[folder].items():
+        where = f"{folder}/{name}"
+        text, original = copies.read(REPO / where), copies.read(REPO / there)
+        before = copies.compare(where, text, there, original)
+        for changed in mutations(name, text):
+            found = copies.compare(where, changed, there, original)
             new = [line for line in found if line not in before]
-            assert any(line.startswith(f"{folder}/{here}:") for line in new), changed
+            assert any(line.startswith(f"{where}:") for line in new), changed
             covered += 1
-    assert covered > 500  # problem.py, cluster.py, the tail, and sections of the script
+    modules = sum(name.startswith("cluster/") for name in COPIED[folder])
+    assert modules > 10
+    assert covered > 1200  # problem.py, cluster/, run.sh, and sections of the script
 
 
 @pytest.mark.parametrize("folder", EXAMPLES)
-@pytest.mark.parametrize("name", FILES)
-def test_every_file_is_checked(folder: str, name: str, tree: Path) -> None:
+def test_every_file_is_checked(folder: str, tree: Path) -> None:
+    """That `check` looks at each file which has an original, or is one."""
     before = copies.check(tree)[0]
-    path = tree / folder / of(folder, name)
-    path.write_text(path.read_text() + "# one line more\n")
-    found = "\n".join(added(tree, before))
-    # A change of the reference shows in the copies, which then differ from it.
-    for copy in COPIES if folder == copies.REFERENCE else [folder]:
-        whole = copy != copies.SINGLE_PROCESS or name != "{script}"
-        assert f"{copy}/{of(copy, name)}:" in found or not whole
-    path.unlink()
-    assert f"{folder}/{path.name}: missing" in "\n".join(added(tree, before))
+    example = registry.of(folder)
+    names = copies.copied(example, PLAN)
+    for name in names:
+        path = tree / folder / name
+        path.write_text(path.read_text() + "# one line more\n")
+    found = added(tree, before)
+    for name, there in names.items():
+        if name in COPIED[folder]:
+            assert any(x.startswith(f"{folder}/{name}:") for x in found), name
+            continue
+        # A change of an original shows in its copies, which then differ from it.
+        for other, files_ in COPIED.items():
+            for copy in [n for n, original in files_.items() if original == there]:
+                assert any(x.startswith(f"{other}/{copy}:") for x in found), there
+    for modules in (True, False):  # without a script nothing would need a module
+        gone = [name for name in names if name.startswith("cluster/") == modules]
+        for name in gone:
+            (tree / folder / name).unlink()
+        found = copies.check(tree)[0]
+        assert {f"{folder}/{name}: missing" for name in gone} <= set(found)
 
 
 @pytest.mark.parametrize("folder", COPIES)
 def test_a_lost_section_is_found(folder: str) -> None:
-    """Also that the process without a cluster is the only one that may lack any."""
-    name = copies.script_of(folder)
-    text = copies.read(REPO / folder / name)
-    original = copies.read(REPO / copies.REFERENCE / copies.script_of(copies.REFERENCE))
-    before = copies.compare(folder, name, text, original)
-    for part in copies.split(name, text)[1:]:
-        lost = copies.compare(folder, name, text.replace(part.text, ""), original)
-        assert (lost != before) == (folder != copies.SINGLE_PROCESS), part.title
+    """In every family: what a script may lack is what its reference lacks."""
+    name = registry.script_of(folder)
+    reference = registry.FAMILIES[registry.of(folder).family].reference
+    there = f"{reference}/{registry.script_of(reference)}"
+    original, text = copies.read(REPO / there), copies.read(REPO / folder / name)
+    before = copies.compare(f"{folder}/{name}", text, there, original)
+    parts = copies.split(name, text)[1:]
+    assert len(parts) == 4
+    for part in parts:
+        lost = text.replace(part.text, "")
+        found = copies.compare(f"{folder}/{name}", lost, there, original)
+        assert found != before, part.title
 
 
-def test_one_exception_only() -> None:
-    """No folder is named in the code of the tool but in its three declarations."""
-    tree = ast.parse((REPO / "tools" / "copies.py").read_text())
+def names_of_folders(tree: ast.AST) -> list[str]:
+    """Returns the examples that a program's texts name."""
     texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
-    declared = [copies.REFERENCE, copies.SINGLE_PROCESS, *copies.LINEAGE]
-    declared += [parent for parent in copies.LINEAGE.values() if parent]
-    words = [t for t in texts if isinstance(t, str) and re.fullmatch(r"[\w-]+", t)]
-    assert Counter(t for t in words if (REPO / t).is_dir()) == Counter(declared)
+    return [text for text in texts if text in EXAMPLES]
+
+
+def lists_of_folders(tree: ast.AST) -> list[int]:
+    """Returns the lines of lists that name more than half of the examples."""
+    kinds = (ast.List, ast.Tuple, ast.Set)
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
+        if 2
+        * len(
+            {e.value for e in node.elts if isinstance(e, ast.Constant)} & set(EXAMPLES)
+        )
+        > len(EXAMPLES)
+    ]
+
+
+def test_one_registry() -> None:
+    """No tool names an example, and nothing else has a list of them."""
+    for path in (REPO / "tools").glob("*.py"):
+        if path.name != "registry.py":
+            assert names_of_folders(ast.parse(path.read_text())) == [], path
+    for folder in ("tools", "tests", "benchmarks"):
+        for path in (REPO / folder).glob("*.py"):
+            assert lists_of_folders(ast.parse(path.read_text())) == [], path
+
+
+def test_a_second_list_is_found() -> None:
+    assert names_of_folders(ast.parse("x = ('HogWild', 'No')")) == ["HogWild"]
+    assert lists_of_folders(ast.parse(f"x = 1\ny = {EXAMPLES[1:]}")) == [2]
+    assert lists_of_folders(ast.parse(f"x = {EXAMPLES[:4]}")) == []
+
+
+def test_registry() -> None:
+    for example in registry.EXAMPLES:
+        assert registry.of(example.folder) is example
+        assert example.sentence.isascii()  # --list prints to any terminal
+        assert len(example.folder + example.sentence) <= 83
+    assert [e.folder for e in registry.of_family("ps")] == registry.folders("ps")
+    assert registry.folders("single") + registry.folders("ps") == EXAMPLES
+    assert registry.script_of("DOWNPOUR-Easy") == "downpour_easy.py"
+    grouped = [e for _, members in registry.by_group() for e in members]
+    assert grouped == registry.EXAMPLES
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (dict(group="No"), "AGN: there is no group No"),
+        (dict(family="No"), "AGN: there is no family No"),
+        (dict(parent="SAGN"), "AGN: no script of SAGN stands before it"),
+        (dict(parent="Basics-Tutorial"), "no script of Basics-Tutorial stands before"),
+        (dict(parent=None), "Non-Distributed-Setup and AGN have no parent"),
+        (dict(folder="HogWild"), "registry: HogWild twice"),
+        (dict(folder="No"), "No/: in the registry, not there"),
+        (dict(folder="No"), "AGN/: not in the registry"),
+        (dict(sentence="no."), "its first line is not the registry's: AGN: no."),
+        (dict(pushed="no"), "README.md: what is generated in it is not up to date"),
+    ],
+)
+def test_a_bad_registry_is_found(change: dict, finding: str) -> None:
+    index = [e.folder for e in registry.EXAMPLES].index("AGN")
+    examples = list(registry.EXAMPLES)
+    examples[index] = examples[index]._replace(**change)
+    assert finding in "\n".join(copies.check(REPO, examples)[0])
+
+
+def test_a_family_without_its_reference_is_found() -> None:
+    examples = [e for e in registry.EXAMPLES if e.family != "single"]
+    found = copies.registered(REPO, examples)
+    assert "registry: Non-Distributed-Setup is not of family single" in found
 
 
 def test_an_unregistered_folder_is_found(tree: Path) -> None:
     before = copies.check(tree)[0]
-    (tree / "Novel").mkdir()
-    (tree / "Novel" / "run.sh").write_text("")
-    assert added(tree, before) == ["Novel/: not registered in LINEAGE"]
+    (tree / "Novel" / "cluster").mkdir(parents=True)
+    assert added(tree, before) == ["Novel/: not in the registry"]
 
 
 def test_an_empty_tree_fails(tmp_path: Path) -> None:
     done = run(sys.executable, "tools/copies.py", "--root", tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     for folder in EXAMPLES:
-        assert f"{folder}/: in LINEAGE, not there" in done.stderr
+        assert f"{folder}/: in the registry, not there" in done.stderr
+
+
+def test_a_folder_has_the_modules_that_it_needs(tree: Path) -> None:
+    before = copies.check(tree)[0]
+    hogwild = tree / "HogWild"
+    shutil.copy(tree / "SAGN" / "cluster" / "barrier.py", hogwild / "cluster")
+    (hogwild / "cluster" / "notes.txt").write_text("")
+    assert added(tree, before) == [
+        "HogWild/cluster/barrier.py: nothing in HogWild imports it",
+        "HogWild/cluster/notes.txt: not a module",
+    ]
+    script = hogwild / "hogwild.py"
+    edit(script, "from cluster import books, ", "from cluster import ")
+    script.write_text(script.read_text() + "\nfrom cluster import barrier\n")
+    found = added(tree, before)
+    assert "HogWild/cluster/barrier.py: nothing in HogWild imports it" not in found
+    (hogwild / "cluster" / "barrier.py").unlink()
+    assert "HogWild/cluster/barrier.py: missing" in added(tree, before)
+    assert "HogWild/cluster/books.py: missing" not in added(tree, before)  # report's
+    (hogwild / "cluster" / "addresses.py").unlink()  # which only flags.py imports
+    assert "HogWild/cluster/addresses.py: missing" in added(tree, before)
+
+
+def test_modules_are_found_in_every_kind_of_import() -> None:
+    text = """
+    import cluster.a, numpy
+    from cluster import b, c as d
+    def f():
+        from cluster.e import g
+        import problem
+    """
+    assert copies.modules_of(re.sub("^    ", "", text, flags=re.M)) == set("abce")
+    assert copies.CALLED.findall('"$PYTHON" "$here/cluster/ports.py" 3') == ["ports"]
+
+
+def test_lines_are_counted() -> None:
+    done = run(sys.executable, "tools/copies.py", "--lines")
+    rows = {x.split()[0]: x.split()[1:] for x in done.stdout.splitlines()[1:]}
+    assert (done.returncode, list(rows)) == (0, EXAMPLES)
+    for folder, row in rows.items():
+        of_folder = REPO / folder
+        modules = list((of_folder / "cluster").glob("*.py"))
+        counts = [
+            sum(path.read_bytes().count(b"\n") for path in paths)
+            for paths in (
+                [of_folder / registry.script_of(folder)],
+                [of_folder / "problem.py"],
+                modules,
+            )
+        ]
+        assert row[:5] == [str(n) for n in (*counts, sum(counts), len(modules) - 1)]
 
 
 BANNER = "# --- Imports " + "-" * 65 + "\n"
@@ -190,13 +328,14 @@ BANNER = "# --- Imports " + "-" * 65 + "\n"
             "\nimport os\n" + BANNER,
             "only the docstring may stand before",
         ),
-        ("\nimport cluster\n", "\nimport yaml\nimport cluster\n", "imports yaml"),
-        ("\nimport cluster\n", "\nimport cluster  # noqa\n", "contains noqa"),
-        (
-            "\nimport cluster\n",
-            "\nimport cluster\n" + "\n" * 90,
-            "lines, not 90 to 170",
-        ),
+        ("\nimport problem\n", "\nimport yaml\nimport problem\n", "imports yaml"),
+        ("\nimport problem\n", "\nimport cluster\n", "imports cluster, which"),
+        ("\nimport problem\n", "\nfrom cluster import *\n", "imports cluster.*,"),
+        ("\nimport problem\n", "\nfrom . import problem\n", "imports ., which"),
+        ("\nimport problem\n", "\nimport problem  # noqa\n", "contains noqa"),
+        ("\nimport problem\n", "\nimport problem\n" + "\n" * 90, "not 90 to 190"),
+        ("\ndef main():", "\nx = time.sleep(1)\n\ndef main():", "contains time.sleep("),
+        ("HogWild: several", "HogWild: some", "its first line is not the registry's"),
         ("\ndef main():", "\ndef main(:", "hogwild.py:"),
         (
             "\ndef main():",
@@ -209,6 +348,66 @@ def test_a_bad_script_is_found(old: str, new: str, finding: str, tree: Path) -> 
     before = copies.check(tree)[0]
     edit(tree / "HogWild" / "hogwild.py", old, new)
     assert finding in "\n".join(added(tree, before))
+
+
+@pytest.mark.parametrize(
+    ("folder", "least"), [("HogWild", 90), ("Non-Distributed-Setup", 0)]
+)
+def test_length_follows_from_the_family(folder: str, least: int, tree: Path) -> None:
+    path = tree / folder / registry.script_of(folder)
+    text = path.read_text().partition("# --- Graph")[0]
+    for count in (40, 300):
+        before = copies.check(tree)[0]
+        path.write_text(text + "\n" * (count - text.count("\n")))
+        finding = f"{count} lines, not {least} to 190"
+        outside = not least <= count <= 190
+        assert (finding in "\n".join(added(tree, before))) == outside
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "finding"),
+    [
+        ("problem.py", "from cluster import books", "imports cluster.books, which"),
+        ("problem.py", "from cluster.exits import fail", "imports cluster.exits, "),
+        ("problem.py", "import sklearn", "imports sklearn, which it may not"),
+        ("problem.py", "time.sleep(1)", "contains time.sleep("),
+        ("cluster/ports.py", "import problem", "imports problem, which it may not"),
+        ("cluster/ports.py", "from cluster import *", "imports cluster.*, which"),
+        ("cluster/ports.py", "import psutil", "imports psutil, which it may not"),
+        ("cluster/ports.py", "x = 'pkill'", "contains pkill"),
+    ],
+)
+def test_a_bad_module_is_found(name: str, line: str, finding: str, tree: Path) -> None:
+    before = copies.check(tree)[0]
+    path = tree / "HogWild" / name
+    path.write_text(f"{path.read_text()}{line}\n")
+    found = "\n".join(added(tree, before))
+    assert f"HogWild/{name}" in found and finding in found
+
+
+def test_functions_of_one_name_have_one_body() -> None:
+    def script(title: str, body: str) -> str:
+        return section(title, f"def {body}\n    return 1")
+
+    shared, changed = script("Fill", "f(x):"), script("Other", "f(y):")
+    own, main = script("Graph [algorithm]", "f(y):"), script("Other", "main(y):")
+    check = copies.check_functions
+    assert check({"A/a.py": shared, "B/b.py": changed}) == [
+        "B/b.py:3: f is not the one of A/a.py"
+    ]
+    assert check({"A/a.py": shared, "B/b.py": script("Other", "f(x):")}) == []
+    assert check({"A/a.py": shared, "B/b.py": own}) == []
+    assert check({"A/a.py": script("Fill", "main(x):"), "B/b.py": main}) == []
+
+
+def test_functions_are_checked_in_the_tree(tree: Path) -> None:
+    before = copies.check(tree)[0]
+    for folder, argument in (("HogWild", "x"), ("Non-Distributed-Setup", "y")):
+        path = tree / folder / registry.script_of(folder)
+        helper = f"def helper({argument}):\n    return 1"
+        path.write_text(path.read_text() + "\n\n" + section("Helper", helper))
+    (finding,) = [x for x in added(tree, before) if "helper is not the one" in x]
+    assert finding.startswith("HogWild/hogwild.py:")
 
 
 def test_ideas_are_capped(tree: Path) -> None:
@@ -247,8 +446,10 @@ def test_a_header_may_set_the_environment_of_a_task(tree: Path) -> None:
 
 
 # A small tree with pages, for what is generated and written.
-LINEAGE = {"Non-Distributed-Setup": None, "Distributed-Setup": "Non-Distributed-Setup"}
-LINEAGE["HogWild"] = "Distributed-Setup"
+TOYS = [
+    registry.of(folder)._replace(sentence="a toy.")
+    for folder in ("Non-Distributed-Setup", "Distributed-Setup", "HogWild")
+]
 
 
 def section(title: str, body: str) -> str:
@@ -259,28 +460,31 @@ def section(title: str, body: str) -> str:
 def small(tmp_path: Path) -> Path:
     """Returns a committed tree of three toy examples, in sync."""
     root = tmp_path / "small"
-    rows = ""
-    for folder, parent in LINEAGE.items():
-        (root / folder).mkdir(parents=True)
-        name = copies.script_of(folder)
-        shared = section("Imports", "import cluster") + section("Fill", "x = 1\n" * 90)
+    for toy in TOYS:
+        folder, name = toy.folder, registry.script_of(toy.folder)
+        (root / folder / "cluster").mkdir(parents=True)
+        shared = section("Imports", "from cluster import high")
+        shared += section("Fill", "x = 1\n" * 90)
         text = f'"""{folder}: a toy."""\n\n' + shared
         text += section("Graph [algorithm]", f"rule = {folder!r}")
         (root / folder / name).write_text(text.rstrip("\n") + "\n")
-        for whole in copies.WHOLE:
-            (root / folder / whole).write_text("import numpy\n")
+        (root / folder / "problem.py").write_text("import numpy\n")
+        for module, body in (
+            ("__init__", '"""Rooms."""\n'),
+            ("high", "from cluster import low\n"),
+            ("low", "import sys\n"),
+        ):
+            (root / folder / "cluster" / f"{module}.py").write_text(body)
         head = f"#!/usr/bin/env bash\nSCRIPT={name}\n"
         (root / folder / "run.sh").write_text(head + copies.MARKER + "exit\n")
-        page, cell = f"# {folder}\n", ""
-        if parent:
-            page += f"\n## What changes from {parent}\n\n"
+        page = f"# {folder}\n"
+        if toy.parent:
+            page += f"\n## What changes from {toy.parent}\n\n"
             page += "<!-- diff:begin -->\n<!-- diff:end -->\n\n## Reference\n"
-            cell = f"<!-- lines:{folder} --><!-- /lines -->"
         (root / folder / "README.md").write_text(page)
-        rows += f"| [{folder}]({folder}/) | {cell} |\n"
-    (root / "README.md").write_text(f"| example | lines |\n|---|---|\n{rows}")
-    assert copies.write(root, False, LINEAGE) == []
-    assert copies.check(root, LINEAGE)[0] == []
+    (root / "README.md").write_text("<!-- index:begin -->\n<!-- index:end -->\n")
+    assert copies.write(root, False, TOYS) == []
+    assert copies.check(root, TOYS)[0] == []
     git = ["git", "-C", root, "-c", "user.name=a", "-c", "user.email=a@example.org"]
     run("git", "init", "-q", root)
     run(*git, "add", ".")
@@ -295,7 +499,10 @@ def test_the_diff_is_generated(small: Path) -> None:
         "-rule = 'Distributed-Setup'\n+rule = 'HogWild'\n```\n<!-- diff:end -->" in page
     )
     index = (small / "README.md").read_text()
-    assert "| <!-- lines:HogWild -->+1 −1<!-- /lines --> |" in index
+    group, row = index.splitlines()[-4:-2]
+    assert group == "| **Nobody waits** | | | | |"
+    paper = "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)"
+    assert row == f"| [HogWild](HogWild/) | async | gradient | +1 −1 | {paper} |"
 
 
 @pytest.mark.parametrize(
@@ -304,43 +511,153 @@ def test_the_diff_is_generated(small: Path) -> None:
         ("HogWild/README.md", "+rule", "+role", "HogWild/README.md: what is generated"),
         ("HogWild/README.md", "diff:begin", "diff", "HogWild/README.md: wanted once"),
         ("HogWild/README.md", "from Dist", "from dist", "HogWild/README.md: wanted"),
-        ("README.md", "-->+1 −1<", "-->+1 −2<", "README.md: what is generated"),
-        ("README.md", "lines:HogWild", "lines:Hogwild", "lines:HogWild --><!-- /lines"),
-        ("README.md", "| [HogWild](HogWild/)", "| HogWild", "has no row for HogWild"),
-        ("README.md", "| [HogWild](HogWild/)", "| [No](No/)", "No is no example"),
+        ("README.md", "| +1 −1 |", "| +1 −2 |", "README.md: what is generated"),
+        ("README.md", "| [HogWild](HogWild/)", "| HogWild", "README.md: what is gener"),
+        ("README.md", "| async |", "| sync |", "README.md: what is generated"),
+        ("README.md", "index:end", "index", "README.md: wanted once, on lines of"),
+        ("README.md", "", "<!-- index:begin -->\n<!-- index:end -->\n", "wanted once"),
     ],
 )
 def test_a_stale_page_is_found(
     page: str, old: str, new: str, finding: str, small: Path
 ) -> None:
     edit(small / page, old, new)
-    assert finding in "\n".join(copies.check(small, LINEAGE)[0])
+    assert finding in "\n".join(copies.check(small, TOYS)[0])
 
 
 def test_write_spreads_a_change_of_the_reference(small: Path) -> None:
     edit(small / copies.REFERENCE / "distributed_setup.py", "x = 1\n", "x = 2\n")
     edit(small / copies.REFERENCE / "run.sh", "exit\n", "exit 0\n")
-    edit(small / copies.REFERENCE / "cluster.py", "numpy", "numpy as np")
+    edit(small / copies.REFERENCE / "cluster" / "low.py", "sys", "os")
     (small / "HogWild" / "problem.py").unlink()
-    found = "\n".join(copies.check(small, LINEAGE)[0])
-    for name in ("hogwild.py", "run.sh", "cluster.py", "problem.py"):
+    (small / "HogWild" / "cluster" / "high.py").unlink()
+    found = "\n".join(copies.check(small, TOYS)[0])
+    for name in ("hogwild.py", "run.sh", "cluster/low.py"):
         assert f"HogWild/{name}:" in found
+    assert "HogWild/problem.py: missing" in found
+    assert "HogWild/cluster/high.py: missing" in found
     assert "here:  x = 1\n    there: x = 2" in found
-    assert copies.write(small, False, LINEAGE) == []
-    assert copies.check(small, LINEAGE)[0] == []
+    assert copies.write(small, False, TOYS) == []
+    assert copies.check(small, TOYS)[0] == []
     script = (small / "HogWild" / "hogwild.py").read_text()
     assert "x = 2" in script and "rule = 'HogWild'" in script
+    # Another family has its own sections, and the same files beside its script.
+    single = small / "Non-Distributed-Setup"
+    assert "x = 2" not in (single / "non_distributed_setup.py").read_text()
+    assert (single / "cluster" / "low.py").read_text() == "import os\n"
 
 
-def test_write_does_not_lose_what_is_newer(small: Path) -> None:
+@pytest.mark.parametrize("name", ["hogwild.py", "problem.py", "cluster/low.py"])
+def test_write_does_not_lose_what_is_newer(name: str, small: Path) -> None:
+    path = small / "HogWild" / name
+    old = "x = 1" if name == "hogwild.py" else "import"
+    edit(path, old, f"x = 3\n{old}")
+    (found,) = copies.write(small, False, TOYS)
+    assert found.startswith(f"HogWild/{name}:") and " is newer than " in found
+    assert "x = 3" in path.read_text()
+    assert copies.write(small, True, TOYS) == []
+    assert "x = 3" not in path.read_text()
+    assert copies.check(small, TOYS)[0] == []
+
+
+def test_write_gives_and_takes_modules(small: Path) -> None:
+    """A folder that is the only one to need a module has its original."""
     script = small / "HogWild" / "hogwild.py"
-    edit(script, "x = 1\n", "x = 3\n")
-    (found,) = copies.write(small, False, LINEAGE)
-    assert found.startswith("HogWild/hogwild.py:") and "Fill is newer" in found
-    assert "x = 3" in script.read_text()
-    assert copies.write(small, True, LINEAGE) == []
-    assert "x = 3" not in script.read_text()
-    assert copies.check(small, LINEAGE)[0] == []
+    edit(script, "rule =", "from cluster import new\nrule =")
+    (small / copies.REFERENCE / "cluster" / "new.py").write_text("import os\n")
+    assert copies.write(small, False, TOYS) == []
+    new = [path.parts[-3] for path in small.glob("*/cluster/new.py")]
+    assert new == ["HogWild"]
+    assert copies.check(small, TOYS)[0] == []
+    edit(script, "from cluster import new\n", "")
+    (found,) = copies.write(small, False, TOYS)  # the text is nowhere else
+    assert found.startswith("HogWild/cluster/new.py: ") and "not removed" in found
+    assert copies.write(small, True, TOYS) == []
+    assert not list(small.glob("*/cluster/new.py"))
+    # As committed it can be had again.
+    for toy in TOYS:
+        script = small / toy.folder / registry.script_of(toy.folder)
+        script.write_text(script.read_text().replace("import high", "import low"))
+    assert copies.write(small, False, TOYS) == []
+    assert not list(small.glob("*/cluster/high.py"))
+    assert len(list(small.glob("*/cluster/low.py"))) == len(TOYS)
+
+
+def test_write_takes_nothing_from_a_script_with_a_mistake(small: Path) -> None:
+    edit(small / "HogWild" / "hogwild.py", "rule =", "rule = =")
+    copies.write(small, True, TOYS)
+    assert (small / "HogWild" / "cluster" / "high.py").exists()
+    assert "HogWild/hogwild.py:" in "\n".join(copies.check(small, TOYS)[0])
+
+
+# --- The rooms of cluster/ ----------------------------------------------------
+
+MODULES = {
+    module: copies.read(REPO / folder / "cluster" / f"{module}.py")
+    for module, folder in PLAN.originals.items()
+}
+ROOM = 200  # lines of a module: three screens
+
+
+def house(modules: dict[str, str]) -> list[str]:
+    """Returns what is wrong with the plan of `cluster/`, whose modules are given.
+
+    The docstring of the package lists them, a caller before what it calls.
+    """
+    found = []
+    map_ = ast.get_docstring(ast.parse(modules["__init__"]), clean=False) or ""
+    order = re.findall(r"^    (\w+) {2,}\S.*$", map_, re.M)
+    if sorted(order) != sorted(set(modules) - {"__init__"}):
+        wrong = sorted(set(order) ^ (set(modules) - {"__init__"}))
+        found.append(f"the map and the modules differ: {', '.join(wrong)}")
+    for name, text in sorted(modules.items()):
+        size = len(text.splitlines())
+        if size > ROOM:
+            found.append(f"{name}: {size} lines, at most {ROOM}")
+        first, _, rest = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
+        if not re.fullmatch(r"\S+( \S+){3,}\.", first) or (rest and rest[0] != "\n"):
+            found.append(
+                f"{name}: its first line is not a sentence that says what it is"
+            )
+        below = order[order.index(name) + 1 :] if name in order else []
+        for module in sorted(copies.modules_of(text) - set(below)):
+            found.append(f"{name}: imports {module}, which is not below it")
+    return found
+
+
+def test_house() -> None:
+    assert house(MODULES) == []
+
+
+TOY_HOUSE = {
+    "__init__": '''"""What the toy is made of.
+
+    high     calls the other one  (nobody)
+    low      is called            (high)
+"""
+''',
+    "high": '"""It calls the other one."""\nfrom cluster import low\n',
+    "low": '"""It is called by the other.\n\nNo more."""\nimport sys\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "finding"),
+    [
+        ("low", TOY_HOUSE["low"] + "from cluster import high\n", "low: imports high"),
+        ("low", TOY_HOUSE["low"] + "import cluster.low\n", "low: imports low"),
+        ("low", TOY_HOUSE["low"] + "from cluster.no import x\n", "low: imports no"),
+        ("low", TOY_HOUSE["low"] + "x = 1\n" * 200, "low: 204 lines, at most 200"),
+        ("low", "import sys\n", "low: its first line is not a sentence"),
+        ("low", '"""The low."""\n', "low: its first line is not a sentence"),
+        ("low", '"""It is called by\nthe other."""\n', "low: its first line is not"),
+        ("more", '"""A module more than are listed."""\n', "modules differ: more"),
+        ("__init__", TOY_HOUSE["__init__"].replace("low ", "lo  "), "differ: lo, low"),
+    ],
+)
+def test_house_can_fail(name: str, text: str, finding: str) -> None:
+    assert house(TOY_HOUSE) == []
+    assert finding in "\n".join(house({**TOY_HOUSE, name: text}))
 
 
 # --- READMEs -----------------------------------------------------------------
@@ -354,7 +671,7 @@ def prose(text: str) -> str:
 
 def headings(folder: str) -> list[str]:
     """Returns the H2s of an example's README, all the same but for the parent."""
-    parent = copies.LINEAGE[folder]
+    parent = registry.of(folder).parent
     return [
         "The update",
         "Who does what",
@@ -478,14 +795,14 @@ def test_machine_paths_can_be_found() -> None:
 
 @pytest.mark.parametrize("folder", EXAMPLES)
 def test_docstring(folder: str) -> None:
-    tree = ast.parse((REPO / folder / copies.script_of(folder)).read_text())
+    tree = ast.parse((REPO / folder / registry.script_of(folder)).read_text())
     first = (ast.get_docstring(tree) or "").splitlines()[0]
     assert re.fullmatch(rf"{folder}: \S.*[^.]\.", first) and len(first) <= 85
 
 
 @pytest.mark.parametrize("folder", EXAMPLES)
 def test_every_flag_is_explained(folder: str) -> None:
-    script = REPO / folder / copies.script_of(folder)
+    script = REPO / folder / registry.script_of(folder)
     done = run(sys.executable, script, "--help")
     assert done.returncode == 0, done.stderr
     flags = set(re.findall(r"^  (?:-\w, )?(--\w+)", done.stdout, re.M)) - {"--help"}
@@ -493,6 +810,182 @@ def test_every_flag_is_explained(folder: str) -> None:
     pages = (REPO / folder / "README.md", REPO / "README.md")
     text = "".join(copies.read(page) for page in pages)
     assert {flag for flag in flags if not re.search(rf"{flag}\b", text)} == set()
+
+
+# --- Messages -----------------------------------------------------------------
+
+# A message as a program has it: texts, and None where a value is put in.
+Template = list[str | None]
+
+
+def templates_of_python(text: str) -> list[Template]:
+    """Returns the texts in a program, without docstrings and the help of flags."""
+    found: list[Template] = []
+
+    def put(parts: list[str | None]) -> None:
+        texts = [x if x is None else re.sub(r"\s+", " ", x) for x in parts]
+        found.append([x for x in texts if x != ""])
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.JoinedStr):
+            put([v.value if isinstance(v, ast.Constant) else None for v in node.values])
+            return
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            pieces = re.split(r"%(?:\(\w+\))?[a-z]", node.value)
+            put([part for piece in pieces for part in (piece, None)][:-1])
+        for child in ast.iter_child_nodes(node):
+            docstring = isinstance(child, ast.Expr) and isinstance(
+                child.value, ast.Constant
+            )
+            if not docstring and getattr(child, "arg", None) != "help":
+                visit(child)
+
+    visit(ast.parse(text))
+    return found
+
+
+def templates_of_bash(text: str) -> list[Template]:
+    """Returns the texts in double quotes of a shell script."""
+    value = r"\$\(\([^)]*\)\)|\$\([^)]*\)|\$\{[^}]*\}|\$\w+"
+    code = re.sub(r"^ *#.*$", "", text, flags=re.M)
+    found = []
+    for text in re.findall(r'"((?:[^"\\\n]|\\.)*)"', code):
+        parts = [p for piece in re.split(value, text) for p in (piece, None)][:-1]
+        found.append([part for part in parts if part != ""])
+    return found
+
+
+def letters(text: str) -> int:
+    return sum(c.isalpha() for c in text)
+
+
+# Where a template can end in a text, and how many letters stand in the template itself
+# and in the other messages that are its values.
+Ends = dict[int, tuple[int, int]]
+
+
+def ends(parts: Template, text: str, at: int, values: dict[int, Ends]) -> Ends:
+    """Returns the ends of `parts` that begin at a place of a text.
+
+    A value is a word, or what `values` has at its place. The text may break off within
+    `parts`, after a whole word.
+    """
+    places = {at: (0, 0)}
+    for part in parts:
+        new: Ends = {}
+        for place, (own, inner) in places.items():
+            rest = text[place:]
+            more: Ends = {}
+            if not rest:
+                more[place] = (0, 0)
+            elif part is None:
+                word = re.match(r"\S*", rest).end()
+                more = {place + i: (0, 0) for i in range(1, word + 1)}
+                for end, (count, _) in values.get(place, {}).items():
+                    more[end] = (0, count)
+            elif rest.startswith(part):
+                more[place + len(part)] = (letters(part), 0)
+            elif part.startswith(rest) and not part[len(rest)].isalnum():
+                more[len(text)] = (letters(rest), 0)
+            for end, (a, b) in more.items():
+                new[end] = max(new.get(end, (0, 0)), (own + a, inner + b))
+        places = new
+    return places
+
+
+def is_printed(message: str, templates: list[Template]) -> bool:
+    """Says whether a message, or a piece of one, is what the templates can become.
+
+    At least half of its letters, and 8, must stand in the program as they do here. A
+    value may be another message: "--data mnist: the download failed" is two.
+    """
+    whole = [x for x in templates if letters("".join(part or "" for part in x)) > 3]
+    values: dict[int, Ends] = {}
+    for place in [m.start() for m in re.finditer(r"\b|\W", message)]:
+        values[place] = {}
+        for parts in whole:
+            if parts[0] is not None:
+                values[place] |= ends(parts, message, place, {})
+    wanted = max(8, letters(message) / 2)
+    for parts in whole:
+        for i, part in enumerate(parts):
+            words = [m.start() for m in re.finditer(r"\b|\W", part or "")]
+            for start in {0, *words}:
+                first = part if part is None else part[start:]
+                found = ends([first, *parts[i + 1 :]], message, 0, values)
+                own, inner = found.get(len(message), (0, 0))
+                if own > 3 and own + inner >= wanted:
+                    return True
+    return False
+
+
+# What the launcher, cluster/ and problem.py print; what argparse says is in its own.
+PRINTED = [
+    *templates_of_bash((REPO / copies.REFERENCE / "run.sh").read_text()),
+    *templates_of_python((REPO / copies.REFERENCE / "problem.py").read_text()),
+    *(x for text in MODULES.values() for x in templates_of_python(text)),
+]
+PARSED = templates_of_python(Path(argparse.__file__).read_text())
+
+
+def messages(text: str) -> dict[str, bool]:
+    """Returns the messages of README's Troubleshooting; true are TensorFlow's own.
+
+    A cell that begins with a backtick is a message, any other describes something.
+    """
+    rows = text.partition("\n## Troubleshooting\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| `(.+?)`(?: \((.*?)\))? \|", rows, re.M)
+    assert len(cells) == len(re.findall(r"^\| `", rows, re.M))
+    return {message: "TensorFlow's" in remark for message, remark in cells}
+
+
+TROUBLES = messages((REPO / "README.md").read_text())
+
+
+@pytest.mark.parametrize("message", TROUBLES)
+def test_messages_are_printed(message: str) -> None:
+    ours = is_printed(message, PRINTED) or is_printed(message, PARSED)
+    assert ours != TROUBLES[message], "not what the code prints, or not as it is marked"
+
+
+def test_there_are_messages() -> None:
+    ours = [message for message, theirs in TROUBLES.items() if not theirs]
+    assert len(ours) > 15 and len(TROUBLES) > len(ours)
+
+
+@pytest.mark.parametrize("message", [m for m, theirs in TROUBLES.items() if not theirs])
+def test_a_changed_message_is_found(message: str) -> None:
+    """A word that is not a value cannot be another."""
+    words = re.findall(r"[a-zA-Z_]{2,}", message)
+    changed = [re.sub(rf"\b{word}\b", "quux", message, count=1) for word in words]
+    templates = [*PRINTED, *PARSED]
+    caught = [text for text in changed if not is_printed(text, templates)]
+    assert 2 * len(caught) >= len(words), caught
+    assert not is_printed("quux quux " + message, templates)
+
+
+def test_templates() -> None:
+    python = templates_of_python(
+        '''"""Doc."""\nf(f"a {x!r} b\\n  c" "d", help="no")\ny = "%s of %(z)d"\n'''
+    )
+    assert python == [["a ", None, " b cd"], [None, " of ", None]]
+    bash = templates_of_bash('# "no"\nfail "$1=${2:-x} in $(ls) $((1 + 2))"\n')
+    assert bash == [[None, "=", None, " in ", None, " ", None]]
+    known = [["the port of ", None, " is in use on ", None], ["this host"]]
+    for text in (
+        "the port of a:1 is in use on this host",
+        "port of a:1 is in use",
+        "is in use on b",
+    ):
+        assert is_printed(text, known), text
+    for text in (
+        "the port of a:1 is used on this host",
+        "the port of a b is in use on this host",
+        "the port of a:1 is in use on that host",
+        "the port of a:1 is in us",
+        "a:1",
+    ):
+        assert not is_printed(text, known), text
 
 
 # --- Shell, lint, spelling, pins ---------------------------------------------
@@ -761,10 +1254,39 @@ def test_a_folder_in_the_way_is_kept(fresh: Fresh) -> None:
 
 def test_list_and_help() -> None:
     done = run("bash", REPO / "run.sh", "--list", cwd="/")
-    names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert (done.returncode, sorted(names)) == (0, sorted(EXAMPLES))
-    assert all(re.match(r"\S+ +\S.*\.$", line) for line in done.stdout.splitlines())
+    assert (done.returncode, done.stderr) == (0, "")
+    blocks = done.stdout.rstrip("\n").split("\n\n")
+    for block, (group, members) in zip(blocks, registry.by_group(), strict=True):
+        title, *rows = block.splitlines()
+        assert title == group
+        for row, example in zip(rows, members, strict=True):
+            assert row.split(maxsplit=1) == [example.folder, example.sentence]
     done = run("bash", REPO / "run.sh", "No\nno", cwd="/")
-    assert done.returncode == 2 and ", ".join(names) in done.stderr
+    names = done.stderr.partition("only: ")[2].strip().split(", ")
+    assert (done.returncode, sorted(names)) == (2, sorted(EXAMPLES))
+    done = run("bash", REPO / "run.sh", "Basics-Tutorial", cwd="/")
+    assert done.returncode == 2 and "see Basics-Tutorial/README.md" in done.stderr
     done = run("bash", REPO / "run.sh", "--help", cwd="/")
     assert done.returncode == 0 and "usage: bash run.sh" in done.stdout
+
+
+def test_list_without_an_environment(fresh: Fresh) -> None:
+    """With any Python that starts, and a sentence where there is none."""
+    shutil.copy(REPO / "tools" / "registry.py", fresh.root / "tools")
+    for name in ("bash", "dirname", "basename"):
+        (fresh.bin / name).symlink_to(shutil.which(name))
+    env = {"PATH": str(fresh.bin)}
+    for name in ("python3", "python"):
+        (fresh.bin / name).unlink(missing_ok=True)
+        (fresh.bin / name).write_text("#!/bin/sh\nexit 127\n")
+        (fresh.bin / name).chmod(0o755)
+    command = ("bash", fresh.root / "run.sh", "--list")
+    done = run(*command, env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("run.sh: no Python 3 that starts")
+    assert done.stderr.count("\n") == 1
+    (fresh.bin / "python").unlink()
+    (fresh.bin / "python").symlink_to(sys.executable)
+    done = run(*command, env=env)
+    assert (done.returncode, done.stdout) == (0, registry.listing() + "\n")
+    assert not (fresh.root / ".venv").exists() and fresh.log.exists() is False

@@ -1,58 +1,50 @@
 """Checks, and repairs, the deliberate duplication between the example folders.
 
     python tools/copies.py              check; status 1 and the findings if it fails
-    python tools/copies.py --write      copy the shared parts from the reference into
-                                        every folder and regenerate the README diffs
+    python tools/copies.py --write      copy the shared parts from their originals into
+                                        every folder, regenerate what READMEs show
+    python tools/copies.py --lines      print how many lines each folder has
 
-`Distributed-Setup` is the reference. `problem.py` and `cluster.py` are the same bytes
-in every folder, and so is `run.sh` below its marker. A script is divided by banners;
-the sections whose banner says `[algorithm]` are the scheme's own, all others are the
-reference's. There is no list of exclusions: an idea is marked where it stands.
+`problem.py` and `run.sh` below its marker are the same bytes in every folder, and so is
+every module of `cluster/` wherever a folder has it; a folder has those that its scripts
+import, directly or not, and no others. A script is divided by banners; the sections
+whose banner says `[algorithm]` are the scheme's own, all others are those of its
+family's reference. Which folders there are, and of which family, says registry.py.
+There is no list of exclusions: an idea is marked where it stands.
 """
 
 import argparse
 import ast
 import difflib
+import functools
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-REFERENCE = "Distributed-Setup"
-# One process has no cluster: it may lack sections and be short. The only exception.
-SINGLE_PROCESS = "Non-Distributed-Setup"
-# Each example and the one that it is one idea away from, which stands before it.
-Lineage = dict[str, str | None]
-LINEAGE: Lineage = {
-    "Non-Distributed-Setup": None,
-    "Distributed-Setup": "Non-Distributed-Setup",
-    "HogWild": "Distributed-Setup",
-    "Dynamic-SGD": "HogWild",
-    "DOWNPOUR-Easy": "HogWild",
-    "DOWNPOUR": "DOWNPOUR-Easy",
-    "AGN": "DOWNPOUR-Easy",
-    "AEASGD": "DOWNPOUR-Easy",
-    "AEAMSGD": "AEASGD",
-    "Synchronous-SGD": "HogWild",
-    "Synchronous-SGD-different-learning-rates": "Synchronous-SGD",
-    "SAGN": "Synchronous-SGD",
-    "Multiple-GPUs-Single-Machine": "HogWild",
-}
+import registry
+from registry import script_of
 
-WHOLE = ("problem.py", "cluster.py")
+# Where to edit what all folders share. A module that it does not need itself has its
+# original in the first folder that does.
+REFERENCE = registry.FAMILIES["ps"].reference
+Examples = list[registry.Example]
+
 MARKER = "# --- identical in every example below this line ---\n"
 BANNER = re.compile(r"( *)# --- (\S.*?) (\[algorithm\] )?-{3,}\n")
 HEADER = re.compile(r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS)=\S+( +#.*)?|")
 TASK_ENV = re.compile(r"^task_env\(\) \{.*\n(?:(?: .*)?\n)*\}\n", re.M)
-BLOCK = re.compile(r"(?<=<!-- diff:begin -->\n).*?(?=<!-- diff:end -->)", re.S)
-ROW = re.compile(r"^\| *\[([^\]]+)\]\(([^)]+?)/?\)", re.M)
-MODULES = {*sys.stdlib_module_names, "numpy", "tensorflow", "cluster", "problem"}
+DIFF = re.compile(r"(?<=<!-- diff:begin -->\n).*?(?=<!-- diff:end -->)", re.S)
+INDEX = re.compile(r"(?<=<!-- index:begin -->\n).*?(?=<!-- index:end -->)", re.S)
+CALLED = re.compile(r"\bcluster/(\w+)\.py\b")  # in run.sh
+PACKAGES = {*sys.stdlib_module_names, "numpy", "tensorflow"}
 BANNED = ("pkill", "noqa", "parse_known_args", "tf.contrib", "_collections")
-LINES, SHARE, IDEAS = range(90, 171), 0.5, 3
+MOST, SHARE, IDEAS = 190, 0.5, 3
 HINT = (
-    f"If the change is meant for all: edit {REFERENCE} and run `python tools/copies.py "
-    "--write`. If it is this scheme's idea: move it into an [algorithm] section."
+    "If the change is meant for all: edit the original (`there`) and run `python "
+    "tools/copies.py --write`. If it is this scheme's idea: move it into an "
+    "[algorithm] section."
 )
 
 
@@ -65,14 +57,11 @@ class Part(NamedTuple):
     text: str
 
 
-def script_of(folder: str) -> str:
-    """Returns the name of a folder's script: the folder's name in snake case."""
-    return folder.lower().replace("-", "_") + ".py"
+class Plan(NamedTuple):
+    """Which modules of `cluster/` a folder needs, and where a module's original is."""
 
-
-def original_of(folder: str, name: str) -> str:
-    """Returns the name in the reference folder of an example's file."""
-    return script_of(REFERENCE) if name == script_of(folder) else name
+    needs: dict[str, set[str]]
+    originals: dict[str, str]
 
 
 def read(path: Path) -> str:
@@ -80,9 +69,81 @@ def read(path: Path) -> str:
     return path.read_bytes().decode() if path.is_file() else ""
 
 
+# --- What is to be the same as what -------------------------------------------
+
+
+@functools.cache
+def imports(text: str) -> list[tuple[int, str]]:
+    """Returns (line, dotted name) for all that a source imports, module by module."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["." * node.level + (node.module or "")]
+            if names == ["cluster"]:
+                names = [f"cluster.{alias.name}" for alias in node.names]
+        found += [(node.lineno, name) for name in names]
+    return found
+
+
+def modules_of(text: str) -> set[str]:
+    """Returns the modules of `cluster/` that a Python source imports."""
+    names = [name for _, name in imports(text) if name.startswith("cluster.")]
+    return {name.split(".")[1] for name in names}
+
+
+def plan(root: Path, examples: Examples) -> Plan:
+    """Finds the modules that each folder needs, from what its scripts import."""
+    folders = [e.folder for e in registry.of_family(None, examples)]
+    folders.sort(key=lambda folder: folder != REFERENCE)
+    have = {
+        folder: {path.stem: read(path) for path in (root / folder).glob("cluster/*.py")}
+        for folder in folders
+    }
+    texts: dict[str, str] = {}
+    for folder in folders:
+        texts = {**have[folder], **texts}
+    needs = {}
+    for folder in folders:
+        try:
+            found = {"__init__", *CALLED.findall(read(root / folder / "run.sh"))}
+            for path in (root / folder).glob("*.py"):
+                found |= modules_of(read(path))
+            waiting = list(found)
+            while waiting:
+                new = modules_of(texts.get(waiting.pop(), "")) - found
+                found |= new
+                waiting += new
+            needs[folder] = found
+        except SyntaxError:  # which is a finding of its own; nothing is to be removed
+            needs[folder] = set(have[folder])
+    originals = {}
+    for module in {module for found in needs.values() for module in found}:
+        there = [folder for folder in folders if module in have[folder]]
+        there.sort(key=lambda folder, module=module: module not in needs[folder])
+        originals[module] = there[0] if there else REFERENCE
+    return Plan(needs, originals)
+
+
+def copied(example: registry.Example, plan: Plan) -> dict[str, str]:
+    """Returns each file of an example that has an original, and the original's path."""
+    reference = registry.FAMILIES[example.family].reference
+    shared = {
+        script_of(example.folder): f"{reference}/{script_of(reference)}",
+        "problem.py": f"{REFERENCE}/problem.py",
+        "run.sh": f"{REFERENCE}/run.sh",
+    }
+    for module in sorted(plan.needs[example.folder]):
+        name = f"cluster/{module}.py"
+        shared[name] = f"{plan.originals[module]}/{name}"
+    return shared
+
+
 def split(name: str, text: str) -> list[Part]:
     """Divides a file into its parts; what precedes the first banner is its own."""
-    if name in WHOLE:
+    if name == "problem.py" or name.startswith("cluster/"):
         return [Part("the file", False, 1, text)]
     lines = text.splitlines(keepends=True)
     if name == "run.sh":
@@ -102,22 +163,22 @@ def same(part: Part, other: Part) -> bool:
     return part.text.rstrip("\n") == other.text.rstrip("\n")
 
 
-def compare(folder: str, name: str, text: str, reference: str) -> list[str]:
-    """Returns a finding for each part of a copy that is not as the reference has it."""
-    found, parts, where = [], split(name, text), f"{folder}/{name}"
+# --- Checks -------------------------------------------------------------------
+
+
+def compare(where: str, text: str, there: str, reference: str) -> list[str]:
+    """Returns a finding for each part of a copy that is not as its original has it.
+
+    `where` and `there` are the paths of the copy and of its original, `text` and
+    `reference` what is in them.
+    """
+    found = []
+    name = where.partition("/")[2]
+    parts = split(name, text)
     originals = {part.title: part for part in split(name, reference)}
-    titles = [part.title for part in parts]
-    wanted = list(originals)
-    if folder == SINGLE_PROCESS and name == script_of(folder):
-        wanted = [t for t in wanted if t in titles]
-        titles = [p.title for p in parts if not p.own or p.title in originals]
+    titles, wanted = [part.title for part in parts], list(originals)
     if titles != wanted:
         found.append(f"{where}: its sections are {titles[1:]}, wanted {wanted[1:]}")
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
-        # The text of a lost banner would belong to the section above it.
-        is_banner = BANNER.fullmatch(line) and len(line) == 80
-        if name not in (*WHOLE, "run.sh") and "# ---" in line and not is_banner:
-            found.append(f"{where}:{number}: not a banner with dashes to column 79")
     for part in parts:
         original = originals.get(part.title)
         if part.own or not original or same(part, original):
@@ -126,7 +187,7 @@ def compare(folder: str, name: str, text: str, reference: str) -> list[str]:
         pairs = zip([*mine, *[""] * len(its)], [*its, *[""] * len(mine)], strict=True)
         at, (a, b) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
         found.append(
-            f"{where}:{part.line + at}: {part.title} differs from {REFERENCE}'s\n"
+            f"{where}:{part.line + at}: {part.title} differs from that of {there}\n"
             f"    here:  {a}\n    there: {b}"
         )
     return found
@@ -137,24 +198,42 @@ def code(text: str) -> list[tuple[str, str]]:
     return [(p.title, x) for p in split("", text)[1:] for x in p.text.splitlines()]
 
 
-def check_script(folder: str, text: str, reference: str) -> list[str]:
-    """Returns what is wrong with a script beside its shared sections."""
-    found, where, parts = [], f"{folder}/{script_of(folder)}", split("", text)
-    tree = ast.parse(text)
-    head = parts[0].text.count("\n")
-    if ast.get_docstring(tree) is None or any(n.lineno <= head for n in tree.body[1:]):
-        found.append(f"{where}: only the docstring may stand before the first banner")
-    ideas = sum(part.own for part in parts[1:])
-    if ideas > IDEAS:
-        found.append(f"{where}: {ideas} sections say [algorithm], at most {IDEAS} may")
-    size = len(text.splitlines())
-    if size > LINES[-1] or (size < LINES[0] and folder != SINGLE_PROCESS):
-        found.append(f"{where}: {size} lines, not {LINES[0]} to {LINES[-1]}")
+@functools.cache
+def in_common(text: str, reference: str) -> tuple[int, int]:
+    """Returns how many lines of a script are those of its reference, and how many."""
     mine, its = ([line for _, line in code(t)] for t in (text, reference))
     match = difflib.SequenceMatcher(None, its, mine, autojunk=False)
-    shared = sum(block.size for block in match.get_matching_blocks())
-    if shared < SHARE * len(mine) and folder != SINGLE_PROCESS:
-        found.append(f"{where}: {shared} of {len(mine)} lines shared, less than half")
+    return sum(block.size for block in match.get_matching_blocks()), len(mine)
+
+
+def check_script(example: registry.Example, text: str, reference: str) -> list[str]:
+    """Returns what is wrong with a script beside its shared sections."""
+    folder, family = example.folder, registry.FAMILIES[example.family]
+    found, where, parts = [], f"{folder}/{script_of(folder)}", split("", text)
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        # The text of a lost banner would belong to the section above it.
+        is_banner = BANNER.fullmatch(line) and len(line) == 80
+        if "# ---" in line and not is_banner:
+            found.append(f"{where}:{number}: not a banner with dashes to column 79")
+    tree = ast.parse(text)
+    head = parts[0].text.count("\n")
+    docstring = ast.get_docstring(tree)
+    if docstring is None or any(n.lineno <= head for n in tree.body[1:]):
+        found.append(f"{where}: only the docstring may stand before the first banner")
+    first, wanted = (docstring or "").split("\n")[0], f"{folder}: {example.sentence}"
+    if first != wanted:
+        found.append(f"{where}: its first line is not the registry's: {wanted}")
+    # How far it goes from its reference; the marks of a reference itself say where one
+    # may go.
+    ideas = sum(part.own for part in parts[1:])
+    if ideas > IDEAS and folder != family.reference:
+        found.append(f"{where}: {ideas} sections say [algorithm], at most {IDEAS} may")
+    size = len(text.splitlines())
+    if not family.least <= size <= MOST:
+        found.append(f"{where}: {size} lines, not {family.least} to {MOST}")
+    shared, mine = in_common(text, reference)
+    if shared < SHARE * mine:
+        found.append(f"{where}: {shared} of {mine} lines shared, less than half")
     names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     for name in sorted({n for n in names if names.count(n) > 1}):
         # The second would replace a shared one, whose body every script has.
@@ -162,11 +241,47 @@ def check_script(folder: str, text: str, reference: str) -> list[str]:
     return found
 
 
-def check_code(folder: str, name: str, text: str) -> list[str]:
+def functions(text: str) -> dict[str, tuple[int, str]]:
+    """Returns line and source of each function that is not the scheme's own.
+
+    That is: outside of [algorithm] sections, and not `main`.
+    """
+    lines = text.splitlines()
+    shared = {
+        number
+        for part in split("", text)
+        if not part.own
+        for number in range(part.line, part.line + part.text.count("\n"))
+    }
+    return {
+        node.name: (node.lineno, "\n".join(lines[node.lineno - 1 : node.end_lineno]))
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if node.lineno in shared and node.name != "main"
+    }
+
+
+def check_functions(scripts: dict[str, str]) -> list[str]:
+    """Returns a finding for each function that another script has with another body.
+
+    `scripts` are their texts by path. This is across families, whose sections differ.
+    """
+    found = []
+    first: dict[str, tuple[str, str]] = {}
+    for where, text in scripts.items():
+        for name, (line, source) in functions(text).items():
+            there, original = first.setdefault(name, (where, source))
+            if source != original:
+                found.append(f"{where}:{line}: {name} is not the one of {there}")
+    return found
+
+
+def check_code(where: str, text: str) -> list[str]:
     """Returns what is wrong with one Python file or launcher of an example."""
-    where = f"{folder}/{name}"
-    # cluster.py may sleep: it offers to slow a worker down, and it polls a busy ps.
-    banned = BANNED if name == "cluster.py" else (*BANNED, "time.sleep(")
+    folder, _, name = where.partition("/")
+    module = name.startswith("cluster/")
+    # A module may sleep: one offers to slow a worker down, one polls a busy ps.
+    banned = BANNED if module else (*BANNED, "time.sleep(")
     found = [f"{where}: contains {word}" for word in banned if word in text]
     if name == "run.sh":
         head = TASK_ENV.sub("", split(name, text)[0].text, count=1).splitlines()
@@ -176,19 +291,124 @@ def check_code(folder: str, name: str, text: str) -> list[str]:
         if f"SCRIPT={script_of(folder)}" not in head:
             found.append(f"{where}: its header does not say SCRIPT={script_of(folder)}")
         return found
-    allowed = MODULES | ({"sklearn"} if name == "problem.py" else set())
-    for node in ast.walk(ast.parse(text)):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = ["." * node.level + (node.module or "")]
-        found += [
-            f"{where}:{node.lineno}: imports {n}, which an example may not"
-            for n in names
-            if n.split(".")[0] not in allowed
-        ]
+    for line, wanted in imports(text):
+        package, _, part = wanted.partition(".")
+        allowed = package in PACKAGES
+        if package == "cluster":
+            allowed = part.isidentifier()
+        if name == "problem.py":
+            # It is the user's to replace, and knows nothing else of this project.
+            allowed = package in PACKAGES or wanted == "cluster.tensorflow_v1"
+        elif not module:
+            allowed = allowed or wanted == "problem"
+        if not allowed:
+            found.append(f"{where}:{line}: imports {wanted}, which it may not")
     return found
 
 
+def check_rooms(root: Path, folder: str, needed: set[str]) -> list[str]:
+    """Returns a finding for what is in a folder's `cluster/` and nobody there needs."""
+    rooms = root / folder / "cluster"
+    found = []
+    for path in sorted(rooms.iterdir()) if rooms.is_dir() else []:
+        if path.suffix == ".py" and path.stem not in needed:
+            found.append(
+                f"{folder}/cluster/{path.name}: nothing in {folder} imports it"
+            )
+        elif path.suffix != ".py" and path.name != "__pycache__":
+            found.append(f"{folder}/cluster/{path.name}: not a module")
+    return found
+
+
+def registered(root: Path, examples: Examples) -> list[str]:
+    """Returns the differences between folders and registry, and what is wrong in it."""
+    marks = ("run.sh", "cluster", "problem.py")
+    there = {path.parent.name for mark in marks for path in root.glob(f"*/{mark}")}
+    names = [example.folder for example in examples]
+    found = [f"{f}/: not in the registry" for f in sorted(there - set(names))]
+    found += [
+        f"{f}/: in the registry, not there" for f in names if not (root / f).is_dir()
+    ]
+    found += [f"registry: {f} twice" for f in sorted(set(names)) if names.count(f) > 1]
+    known: dict[str, registry.Example] = {}
+    for example in examples:
+        where, parent = f"registry: {example.folder}", known.get(example.parent)
+        if example.group not in registry.GROUPS:
+            found.append(f"{where}: there is no group {example.group}")
+        if example.family and example.family not in registry.FAMILIES:
+            found.append(f"{where}: there is no family {example.family}")
+        if example.parent and (parent is None or parent.family is None):
+            found.append(f"{where}: no script of {example.parent} stands before it")
+        known[example.folder] = example
+    orphans = [e.folder for e in registry.of_family(None, examples) if not e.parent]
+    if len(orphans) > 1:
+        found.append(f"registry: {' and '.join(orphans)} have no parent; one may")
+    for name, family in registry.FAMILIES.items():
+        if family.reference not in known or known[family.reference].family != name:
+            found.append(f"registry: {family.reference} is not of family {name}")
+    return found
+
+
+def check(root: Path, examples: Examples = registry.EXAMPLES) -> tuple[list[str], str]:
+    """Returns the findings in a tree, and one line of what was looked at."""
+    found = registered(root, examples)
+    rooms = plan(root, examples)
+    sections = modules = 0
+    scripts: dict[str, str] = {}  # also those that a folder has beside its own
+    members = [
+        e for e in registry.of_family(None, examples) if e.family in registry.FAMILIES
+    ]
+    for example in [e for e in members if (root / e.folder).is_dir()]:
+        folder = example.folder
+        shared = copied(example, rooms)
+        paths = [*(root / folder).glob("*.py"), *(root / folder).glob("cluster/*.py")]
+        names = {path.relative_to(root / folder).as_posix() for path in paths}
+        for name in sorted(names | set(shared)):
+            where, text = f"{folder}/{name}", read(root / folder / name)
+            if not text:
+                found.append(f"{where}: missing")
+                continue
+            try:
+                there = shared.get(name, where)
+                original = read(root / there)
+                if there != where:
+                    found += compare(where, text, there, original)
+                    parts = [part for part in split(name, text) if not part.own]
+                    modules += name.startswith("cluster/")
+                    sections += 0 if name.startswith("cluster/") else len(parts)
+                if name == script_of(folder):
+                    found += check_script(example, text, original)
+                if "/" not in name and name not in ("problem.py", "run.sh"):
+                    scripts[where] = text
+                found += check_code(where, text)
+            except SyntaxError as error:
+                found.append(f"{where}:{error.lineno}: {error.msg}")
+        found += check_rooms(root, folder, rooms.needs[folder])
+    try:
+        found += check_functions(scripts)
+    except SyntaxError:
+        pass  # a finding already
+    pages, lacking = generated(root, examples)
+    found += lacking
+    for page, text in pages.items():
+        if not text:
+            found.append(f"{page.relative_to(root)}: missing")
+        elif text != read(page):
+            found.append(
+                f"{page.relative_to(root)}: what is generated in it is not up to date: "
+                "run `python tools/copies.py --write`"
+            )
+    diffs = sum(example.parent is not None for example in members)
+    return found, (
+        f"{len(members)} examples, {sections} shared sections, {modules} copies of "
+        f"modules, {diffs} README diffs"
+    )
+
+
+# --- What READMEs show ---------------------------------------------------------
+
+
+@functools.cache
 def changes(parent: str, child: str) -> tuple[str, str]:
     """Returns the count and the diff of two scripts, its hunks named by section."""
     a, b = code(parent), code(child)
@@ -208,103 +428,82 @@ def changes(parent: str, child: str) -> tuple[str, str]:
     return f"+{counts['+']} −{counts['−']}", "\n".join(lines)
 
 
-def generated(root: Path, lineage: Lineage) -> tuple[dict[Path, str], list[str]]:
+def table(examples: Examples, counts: dict[str, str]) -> str:
+    """Returns the index of README.md: a row an example, by group."""
+    rows = [
+        "| example | sync or async | what is pushed | changed lines from its parent "
+        "| paper |",
+        "|---|---|---|---|---|",
+    ]
+    for group, members in registry.by_group(examples):
+        rows.append(f"| **{group}** | | | | |")
+        for e in members:
+            link, count = f"[{e.folder}]({e.folder}/)", counts.get(e.folder, "–")
+            rows.append(f"| {link} | {e.mode} | {e.pushed} | {count} | {e.paper} |")
+    return "\n".join(["", *rows, "", ""])
+
+
+def generated(root: Path, examples: Examples) -> tuple[dict[Path, str], list[str]]:
     """Returns each README with its generated pieces renewed, and what it lacks."""
     index = root / "README.md"
-    pages, found = {index: read(index)}, []
-    for folder, parent in lineage.items():
+    pages, found, counts = {}, [], {}
+    for example in registry.of_family(None, examples):
+        folder, parent = example.folder, example.parent
         page = root / folder / "README.md"
         text = pages[page] = read(page)
         if parent is None:
-            if BLOCK.search(text):
+            if DIFF.search(text):
                 found.append(f"{folder}/README.md: a diff, and there is no parent")
             continue
         scripts = (read(root / name / script_of(name)) for name in (parent, folder))
-        count, diff = changes(*scripts)
+        counts[folder], diff = changes(*scripts)
         block = (
-            f"{count} lines, generated from the two scripts.\n\n```diff\n{diff}\n```\n"
+            f"{counts[folder]} lines, generated from the two scripts.\n\n"
+            f"```diff\n{diff}\n```\n"
         )
         heading = f"## What changes from {parent}\n"
         section = text.partition("\n" + heading)[2].partition("\n## ")[0]
-        if len(BLOCK.findall(text)) == len(BLOCK.findall(section)) == 1:
-            pages[page] = BLOCK.sub(lambda _, new=block: new, text)
+        if len(DIFF.findall(text)) == len(DIFF.findall(section)) == 1:
+            pages[page] = DIFF.sub(lambda _, new=block: new, text)
         else:
             found.append(
                 f"{folder}/README.md: wanted once, under `{heading.strip()}`, on lines "
                 "of their own: <!-- diff:begin --> and <!-- diff:end -->"
             )
-        cell = re.compile(rf"(?<=<!-- lines:{folder} -->)[^|\n]*?(?=<!-- /lines -->)")
-        pages[index], cells = cell.subn(count, pages[index])
-        if cells != 1:
-            found.append(
-                f"README.md: <!-- lines:{folder} --><!-- /lines --> occurs {cells} "
-                "times, wanted once: in the table, where the changed lines are"
-            )
+    new = table(examples, counts)
+    pages[index], places = INDEX.subn(lambda _: new, read(index))
+    if places != 1:
+        found.append(
+            "README.md: wanted once, on lines of their own, around the table of the "
+            "examples: <!-- index:begin --> and <!-- index:end -->"
+        )
     return pages, found
 
 
-def registry(root: Path, lineage: Lineage) -> list[str]:
-    """Returns the differences between folders, LINEAGE and the table of README.md."""
-    folders = {
-        p.parent.name for f in ("run.sh", "cluster.py") for p in root.glob(f"*/{f}")
-    }
-    rows = {r for r, link in ROW.findall(read(root / "README.md")) if r == link}
-    # Other tables may begin with a link to a folder that is no example.
-    rows = {r for r in rows if r in folders | set(lineage) or not (root / r).is_dir()}
-    found = [f"{f}/: not registered in LINEAGE" for f in sorted(folders - set(lineage))]
-    found += [f"{f}/: in LINEAGE, not there" for f in lineage if f not in folders]
-    found += [
-        f"README.md: the table has no row for {f}" for f in lineage if f not in rows
-    ]
-    found += [f"README.md: {r} is no example" for r in sorted(rows - set(lineage))]
-    known: list[str] = []
-    for folder, parent in lineage.items():
-        if parent is not None and parent not in known:
-            found.append(f"LINEAGE: {parent}, the parent of {folder}, is not before it")
-        known.append(folder)
-    if [f for f, parent in lineage.items() if parent is None] != [SINGLE_PROCESS]:
-        found.append(f"LINEAGE: only {SINGLE_PROCESS} has no parent")
-    return found
+def line_counts(root: Path, examples: Examples = registry.EXAMPLES) -> str:
+    """Returns a table of how many lines each folder has, and where."""
+
+    def count(paths: list[Path]) -> int:
+        return sum(len(read(path).splitlines()) for path in paths)
+
+    heads = ("script", "problem.py", "cluster/", "together", "modules", "more scripts")
+    rows = [f"{'':42}" + "".join(f"{head:>14}" for head in heads)]
+    for example in registry.of_family(None, examples):
+        folder = root / example.folder
+        script, problem = folder / script_of(folder.name), folder / "problem.py"
+        modules = [p for p in folder.glob("cluster/*.py") if p.name != "__init__.py"]
+        more = [p for p in folder.glob("*.py") if p not in (script, problem)]
+        sizes = [
+            count([script]),
+            count([problem]),
+            count([*folder.glob("cluster/*.py")]),
+        ]
+        numbers = [*sizes, sum(sizes), len(modules), count(more)]
+        rows.append(f"{folder.name:42}" + "".join(f"{n:14}" for n in numbers))
+    return "\n".join(rows)
 
 
-def check(root: Path, lineage: Lineage = LINEAGE) -> tuple[list[str], str]:
-    """Returns the findings in a tree, and one line of what was looked at."""
-    found = registry(root, lineage)
-    scripts = sections = 0
-    for folder in [f for f in lineage if (root / f).is_dir()]:
-        for name in (script_of(folder), *WHOLE, "run.sh"):
-            text = read(root / folder / name)
-            reference = read(root / REFERENCE / original_of(folder, name))
-            if not text:
-                found.append(f"{folder}/{name}: missing")
-                continue
-            try:
-                found += compare(folder, name, text, reference)
-                if folder != REFERENCE:
-                    sections += sum(not part.own for part in split(name, text))
-                if name == script_of(folder):
-                    scripts += 1
-                    found += check_script(folder, text, reference)
-            except SyntaxError as error:
-                found.append(f"{folder}/{name}:{error.lineno}: {error.msg}")
-        for path in [*sorted((root / folder).glob("*.py")), root / folder / "run.sh"]:
-            try:
-                found += check_code(folder, path.name, read(path)) if read(path) else []
-            except SyntaxError as error:
-                found.append(f"{folder}/{path.name}:{error.lineno}: {error.msg}")
-    pages, lacking = generated(root, lineage)
-    found += lacking
-    for page, text in pages.items():
-        if not text:
-            found.append(f"{page.relative_to(root)}: missing")
-        elif text != read(page):
-            found.append(
-                f"{page.relative_to(root)}: what is generated in it is not up to date: "
-                "run `python tools/copies.py --write`"
-            )
-    diffs = sum(parent is not None for parent in lineage.values())
-    covered = f"{scripts} scripts, {sections} shared sections, {diffs} README diffs"
-    return found, covered
+# --- Repairs ------------------------------------------------------------------
 
 
 def at_head(root: Path, path: str) -> str:
@@ -317,45 +516,78 @@ def at_head(root: Path, path: str) -> str:
     return shown.stdout.decode() if shown.returncode == 0 else ""
 
 
-def write(root: Path, force: bool, lineage: Lineage = LINEAGE) -> list[str]:
-    """Repairs what can be; returns a finding for each copy that it left alone.
+def repaired(root: Path, here: str, there: str, force: bool) -> tuple[str, list[str]]:
+    """Returns a copy with the shared parts of its original, and what was left alone.
 
-    A part that was edited in a copy, while the reference's is as committed, is the
-    newer of the two: it is only overwritten by force.
+    A part that was edited in a copy, while the original's is as committed, is the newer
+    of the two: it is only overwritten by force.
     """
     found = []
-    for folder in [f for f in lineage if f != REFERENCE and (root / f).is_dir()]:
-        for name in (script_of(folder), *WHOLE, "run.sh"):
-            here, there = f"{folder}/{name}", f"{REFERENCE}/{original_of(folder, name)}"
-            text, reference = read(root / here), read(root / there)
-            if not reference or (not text and name not in WHOLE):
+    name = here.partition("/")[2]
+    text, reference = read(root / here), read(root / there)
+    originals = {part.title: part for part in split(name, reference)}
+    new = ""
+    for part in split(name, text):
+        original = originals.get(part.title, part)
+        if part.own or same(part, original):
+            new += part.text
+            continue
+        old, base = (
+            {p.title: p.text for p in split(name, at_head(root, path))}.get(part.title)
+            for path in (here, there)
+        )
+        if part.text and not force and base == original.text and old != part.text:
+            found.append(
+                f"{here}:{part.line}: {part.title} is newer than the one of {there}, "
+                "which is as committed; not overwritten (--write --force does)"
+            )
+            new += part.text
+        else:
+            end = part.text[len(part.text.rstrip("\n")) :] if part.text else "\n"
+            new += original.text.rstrip("\n") + end
+    return new, found
+
+
+def write(root: Path, force: bool, examples: Examples = registry.EXAMPLES) -> list[str]:
+    """Repairs what can be; returns a finding for each copy that it left alone."""
+    found = []
+    rooms = plan(root, examples)
+    members = [
+        e for e in registry.of_family(None, examples) if (root / e.folder).is_dir()
+    ]
+    for example in members:
+        for name, there in copied(example, rooms).items():
+            here = f"{example.folder}/{name}"
+            # A scheme is nobody's copy: of a script only the shared sections are.
+            whole = name == "problem.py" or name.startswith("cluster/")
+            if here == there or not read(root / there):
                 continue
-            originals = {part.title: part for part in split(name, reference)}
-            new = ""
-            for part in split(name, text):
-                original = originals.get(part.title, part)
-                if part.own or not text or same(part, original):
-                    new += part.text if text else original.text
-                    continue
-                old, base = (
-                    {p.title: p.text for p in split(name, at_head(root, path))}.get(
-                        part.title
-                    )
-                    for path in (here, there)
+            if read(root / here) or whole:
+                new, left = repaired(root, here, there, force)
+                found += left
+                if new != read(root / here):
+                    (root / here).parent.mkdir(exist_ok=True)
+                    (root / here).write_bytes(new.encode())
+    # Only now: a folder that does not need a module may have had the only copy of it.
+    for example in members:
+        for path in sorted((root / example.folder).glob("cluster/*.py")):
+            if path.stem in rooms.needs[example.folder]:
+                continue
+            here = path.relative_to(root).as_posix()
+            kept = {
+                read(root / folder / "cluster" / path.name)
+                for folder, needed in rooms.needs.items()
+                if path.stem in needed
+            }
+            kept.add(at_head(root, here))
+            if force or read(path) in kept:
+                path.unlink()
+            else:
+                found.append(
+                    f"{here}: nothing in {example.folder} imports it, and this text is "
+                    "nowhere else; not removed (--write --force does)"
                 )
-                if not force and base == original.text and old != part.text:
-                    found.append(
-                        f"{here}:{part.line}: {part.title} is newer than the one of "
-                        f"{REFERENCE}, which is as committed; not overwritten "
-                        "(--write --force does)"
-                    )
-                    new += part.text
-                else:
-                    end = part.text[len(part.text.rstrip("\n")) :]
-                    new += original.text.rstrip("\n") + end
-            if new != text:
-                (root / here).write_bytes(new.encode())
-    for page, text in generated(root, lineage)[0].items():
+    for page, text in generated(root, examples)[0].items():
         if text != read(page):
             page.write_bytes(text.encode())
     return found
@@ -369,11 +601,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--force", action="store_true", help="with --write: all of them"
     )
+    parser.add_argument("--lines", action="store_true", help="print lines per folder")
     args = parser.parse_args(argv)
     if args.force and not args.write:
         parser.error("--force goes with --write")
     if not args.root.is_dir():
         parser.error(f"--root {args.root} is not a folder")
+    if args.lines:
+        print(line_counts(args.root))
+        return 0
     left = write(args.root, args.force) if args.write else []
     found, covered = check(args.root)
     for line in [*left, *found]:

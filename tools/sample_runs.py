@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from copies import LINEAGE
+import registry
 
 SEEDS = range(5)
 BLOCK = re.compile(r"(?<=<!-- run:begin -->\n).*?(?=<!-- run:end -->)", re.S)
@@ -28,7 +28,10 @@ MOST = 12  # lines shown
 
 
 def run(folder: Path, seed: int) -> tuple[list[str], dict]:
-    """Returns what `bash run.sh` prints and its result.json; raises if it fails."""
+    """Returns what `bash run.sh` prints and its result.json; raises if it fails.
+
+    The run's directory, which is thrown away, is LOGDIR in the lines.
+    """
     with tempfile.TemporaryDirectory() as logdir:
         done = subprocess.run(
             ["bash", str(folder / "run.sh"), "--seed", str(seed)],
@@ -40,15 +43,16 @@ def run(folder: Path, seed: int) -> tuple[list[str], dict]:
             check=True,
         )
         result = json.loads((Path(logdir) / "result.json").read_text())
-    lines = [line for line in done.stdout.splitlines() if "run.sh: " not in line]
-    return lines, result
+    lines = done.stdout.replace(logdir, "LOGDIR").splitlines()
+    return [line for line in lines if "run.sh: " not in line], result
 
 
 def shorten(lines: list[str]) -> list[str]:
     """Returns at most MOST lines: the first, the last, and a mark between."""
     if len(lines) <= MOST:
         return lines
-    return [*lines[: MOST - 4], "...", *lines[-3:]]
+    # The last four are of the chief: the last step, two paths, the accuracy.
+    return [*lines[: MOST - 5], "...", *lines[-4:]]
 
 
 def block(lines: list[str], results: list[dict]) -> str:
@@ -72,10 +76,11 @@ def main() -> None:
     root = Path(__file__).resolve().parents[1]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", metavar="FOLDER")
-    folders = parser.parse_args().folders or list(LINEAGE)
-    unknown = [name for name in folders if name not in LINEAGE]
+    known = registry.folders()
+    folders = parser.parse_args().folders or known
+    unknown = [name for name in folders if name not in known]
     if unknown:
-        parser.error(f"{unknown[0]} is not one of {', '.join(LINEAGE)}")
+        parser.error(f"{unknown[0]} is not one of {', '.join(known)}")
     started = time.monotonic()
     for number, name in enumerate(folders):
         readme = root / name / "README.md"

@@ -1,7 +1,7 @@
 """A round is pull, gradient, push, update; here they are made, many to a call.
 
 A `session.run` on a cluster costs several messages of its own, beside the two of a
-round. So ROUNDS rounds are built one after the other into one graph, each pull behind
+round. So ten rounds are built one after the other into one graph, each pull behind
 this worker's own last update, and one call makes them all. Scripts call it.
 """
 
@@ -10,8 +10,8 @@ import time
 
 from cluster import tensorflow_v1 as tf
 
-ROUNDS = 10  # of a call, as long as a round is short
-SHORT = 0.05  # seconds; a longer round is called alone
+SIZES = (1, 3, 10)  # rounds of a call: the most that CALL allows
+CALL = 1.0  # seconds that a call may take, so that log and Ctrl-C are not far
 LOOK = 0.5  # seconds between two looks of the session's hooks
 
 # The tensors of one round: the loss, the Entry that ps 0 made, and what the next round
@@ -76,15 +76,15 @@ def update(variables, pushed, applied, rule):
 class Calls:
     """Rounds that are built one after the other, and the loop that calls them."""
 
-    def __init__(self, one_round, count=ROUNDS):
+    def __init__(self, one_round, sizes=SIZES):
         """`one_round(last)` builds a round that comes after the `last` one."""
         built, last = [], NONE
-        for number in range(count):
+        for number in range(sizes[-1]):
             with tf.name_scope(f"round_{number}"):
                 last = one_round(last)
             built.append(last)
-        self.count, self.short = count, False
-        self.fetches = {n: self._fetch(built[:n]) for n in (1, count)}
+        self.fetches = {size: self._fetch(built[:size]) for size in sizes}
+        self.seconds = CALL  # of a round in the call before
 
     @staticmethod
     def _fetch(built):
@@ -98,6 +98,11 @@ class Calls:
             [getattr(item, "op", item) for item in last],
         ]
 
+    def size(self, left):
+        """Returns the rounds of the next call, fewer if they are long or the last."""
+        fit = [n for n in self.fetches if n <= left and n * self.seconds <= CALL]
+        return max(fit, default=1)
+
     def make(self, session, report):
         """Makes rounds until the hooks should have a look, or the last update is made.
 
@@ -108,9 +113,8 @@ class Calls:
         began = now = time.monotonic()
         left = report.left
         while left > 0 and now - began < LOOK:
-            # Many at once while a round is short; not when the end is near.
-            n = self.count if self.short and left >= self.count else 1
-            losses, entries, _ = calls[n]()
+            size = self.size(left)
+            losses, entries, _ = calls[size]()
             before, now = now, time.monotonic()
-            self.short = now - before < n * SHORT
+            self.seconds = (now - before) / size
             left = report.rounds(losses, entries)

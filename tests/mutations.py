@@ -1,0 +1,300 @@
+"""Changes the update rules line by line, and says which changes no test notices.
+
+    python tests/mutations.py HogWild AEASGD      each line of `state` and `graph`
+    python tests/mutations.py cluster             some lines of the shared modules
+    python tests/mutations.py                     everything; takes an hour or two
+
+Not a part of the tests: one runs it after a change of the rules or of the harness. A
+change that is not noticed is printed with its line. It either does not matter, or a
+test is missing.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import importlib
+import inspect
+import io
+import pathlib
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tools")]
+
+import harness  # noqa: E402
+import launch  # noqa: E402
+
+FILES = ("test_conformance.py", "test_sync.py", "test_rounds.py")
+SLOW = ("any_run", "books_of_any", "placement", "real_processes", "way_of_one_process")
+OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
+# What a change would only rename or reword.
+HARMLESS = ("name_scope", "print")
+
+# Shared modules: module, what stands there, what shall stand there.
+BY_HAND = [
+    # The number waits for what was pulled and pushed, and is taken under the lock.
+    ("books", "[pushed[0], seen]", "[pushed[0]]"),
+    (
+        "books",
+        "with tf.control_dependencies([lock]):",
+        "with tf.control_dependencies([]):",
+    ),
+    (
+        "books",
+        "tf.control_dependencies([self.unlocked]):",
+        "tf.control_dependencies([]):",
+    ),
+    ("books", "number < self.steps", "number <= self.steps"),
+    ("books", "tf.logical_and(joined, number < self.steps)", "number < self.steps"),
+    (
+        "books",
+        "staleness = tf.zeros_like(number) if seen is None else number - seen",
+        "staleness = tf.zeros_like(number) if seen is None else number - seen + 1",
+    ),
+    ("books", "tf.stack([number + 1, staleness,", "tf.stack([number, staleness,"),
+    (
+        "books",
+        "pulled=size(pulled),\n            )\n            done",
+        "pulled=size(*pushed) // 2,\n            )\n            done",
+    ),
+    ("books", "done += self.write(row, applied, applied, staleness)", "pass"),
+    ("books", "row * tf.cast(mark, tf.int64)", "row"),
+    ("books", "ResourceScatterMax", "ResourceScatterUpdate"),
+    ("books", "now > 0", "now >= 0"),
+    ("books", "tf.equal(mine, now)", "tf.greater_equal(mine, 0)"),
+    ("books", "tf.reduce_sum(table[:, 0])", "self.step.read_value()"),
+    ("books", "tf.maximum(self.workers - ", "tf.maximum(0 * "),
+    ("books", "tf.concat([times, most[:, 2:]], 1)", "most"),
+    ("books", "return [join.op, *self.on_join]", "return [join.op]"),
+    ("books", "step - begun[2]", "step"),
+    (
+        "books",
+        "done += self.write(row, applied, applied, staleness)",
+        "done += self.write(row, joined, applied, staleness)",
+    ),
+    # The barrier: who counts for which step, how many, and what is forgotten.
+    ("barrier", "tf.equal(t, step) & place", "place"),
+    ("barrier", "& tf.equal(taken[kept.me], 0)", ""),
+    (
+        "barrier",
+        "tf.reduce_sum(taken) < self.size",
+        "tf.reduce_sum(taken) <= self.size",
+    ),
+    ("barrier", "& place &", "&"),
+    ("barrier", "tf.equal(arrived, self.size)", "tf.equal(arrived, self.size + 1)"),
+    ("barrier", "self.arrived.assign(0, read_value=False),", ""),
+    ("barrier", "self.taken.assign(zeros, read_value=False),", ""),
+    ("barrier", "tf.reduce_max(", "tf.reduce_min("),
+    ("barrier", "tf.maximum(self.mine.size(), 1)", "1"),
+    ("barrier", "step < self.kept.steps, newest", "step <= self.kept.steps, newest"),
+    ("barrier", "self.queues if kept.chief else [self.mine]", "[self.mine]"),
+    ("barrier", "[self.mine.dequeue_many(self.mine.size())]", "[]"),
+    ("barrier", "counts = tf.logical_and(joined, applied)", "counts = applied"),
+    (
+        "barrier",
+        "open_ = tf.logical_and(joined, step < kept.steps)",
+        "open_ = step < kept.steps",
+    ),
+    (
+        "barrier",
+        'kept.temporary("taken", rows)',
+        'tf.Variable(rows, trainable=False, name="taken", use_resource=True)',
+    ),
+    ("barrier", "kept.row(dropped=1, **made)", "kept.row(**made)"),
+    ("barrier", "updates=taken + tf.concat", "updates=tf.concat"),
+    # A round after the other, on every ps; a push that does not count changes nothing.
+    (
+        "rounds",
+        "tf.control_dependencies(after[i : i + 1])",
+        "tf.control_dependencies([])",
+    ),
+    (
+        "rounds",
+        "tf.control_dependencies(after[i : i + 1])",
+        "tf.control_dependencies(after[:1])",
+    ),
+    (
+        "rounds",
+        "with tf.control_dependencies([operation]):",
+        "with tf.control_dependencies([]):",
+    ),
+    (
+        "rounds",
+        "with tf.control_dependencies([tf.identity(yes)]):",
+        "with tf.control_dependencies([]):",
+    ),
+    ("rounds", "n <= left and ", ""),
+    ("rounds", " and n * self.seconds <= CALL", ""),
+    ("rounds", "(now - before) / size", "now - before"),
+    ("rounds", "self.seconds = CALL", "self.seconds = 0.0"),
+    ("rounds", "last = [*built[-1].update, *built[-1].local]", "last = []"),
+]
+
+
+# --- Changes of a scheme ------------------------------------------------------
+
+
+def changes(tree: ast.Module) -> Iterator[tuple[int, str, ast.Module]]:
+    """Yields (line, what was done, changed tree) for `state` and `graph`."""
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef) and function.name in (
+            "state",
+            "graph",
+        ):
+            stored = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
+            names = [n.id for n in stored if isinstance(n.ctx, ast.Store)]
+            names = [name for name in dict.fromkeys(names) if name != "_"]
+            for position, node in enumerate(ast.walk(function)):
+                for number, (what, _) in enumerate(edits(node, names)):
+                    changed = copy.deepcopy(tree)
+                    twin = changed.body[tree.body.index(function)]
+                    twin_node = list(ast.walk(twin))[position]
+                    edits(twin_node, names)[number][1]()
+                    yield node.lineno, what, ast.fix_missing_locations(changed)
+
+
+def edits(node: ast.AST, names: list[str]) -> list[tuple[str, object]]:
+    """Returns (what, a function that does it) for one node of a rule."""
+    found = []
+
+    def put(what, attribute, value):
+        found.append((what, lambda: setattr(node, attribute, value)))
+
+    if isinstance(node, ast.BinOp):
+        other = OTHER.get(type(node.op))
+        if other:
+            put(f"{ast.unparse(node)}: {other.__name__}", "op", other())
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        put(f"{node.value}: one more", "value", node.value + 1)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        put(f"{node.value}: the contrary", "value", not node.value)
+    elif isinstance(node, ast.Call) and not any(
+        word in ast.unparse(node.func) for word in HARMLESS
+    ):
+        text = ast.unparse(node)
+        for i, keyword in enumerate(node.keywords):
+            rest = node.keywords[:i] + node.keywords[i + 1 :]
+            put(f"{text}: without {keyword.arg}", "keywords", rest)
+        if ast.unparse(node.func) == "tf.control_dependencies":
+            put(f"{text}: of nothing", "args", [ast.List([], ast.Load())])
+        elif len(node.args) > 1:
+            for i in range(len(node.args)):
+                rest = node.args[:i] + node.args[i + 1 :]
+                put(f"{text}: without {ast.unparse(node.args[i])}", "args", rest)
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        if node.id in names:
+            other = names[names.index(node.id) - 1]
+            if other != node.id:
+                put(f"{node.id}: {other}", "id", other)
+    elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt):
+        put(f"{ast.unparse(node)}: or equal", "ops", [ast.LtE()])
+    elif isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Load):
+        if len(node.elts) > 1:
+            elements = [*node.elts[1:], node.elts[0]]
+            put(f"{ast.unparse(node)}: turned", "elts", elements)
+    return found
+
+
+# --- The tests of a scheme, in this process -----------------------------------
+
+
+class Chosen:
+    """A plugin of pytest's: the tests that concern a folder, fast ones or the rest."""
+
+    def __init__(self, folder: str | None, slow: bool) -> None:
+        self.folder, self.slow, self.count, self.first = folder, slow, 0, ""
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        items[:] = [item for item in items if self.wants(item)]
+        self.count = len(items)
+
+    def wants(self, item: pytest.Item) -> bool:
+        if "real_processes" in item.name:
+            return False
+        if any(word in item.name for word in SLOW) != self.slow:
+            return False
+        if self.folder is None:
+            return True
+        parameters = getattr(item, "callspec", types.SimpleNamespace(params={})).params
+        if "folder" in parameters:
+            return parameters["folder"] == self.folder
+        return f'"{self.folder}"' in inspect.getsource(item.function)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.first:
+            self.first = report.nodeid.rpartition("::")[2]
+
+
+def noticed(folder: str | None) -> str:
+    """Returns the first test that fails, or nothing."""
+    for slow in (False, True):
+        chosen, out = Chosen(folder, slow), io.StringIO()
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--timeout=60", "--no-header"]
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            files = [str(HERE / file) for file in FILES]
+            status = pytest.main([*options, *files], plugins=[chosen])
+        if chosen.first:
+            return chosen.first
+        if status not in (0, 5) or not (chosen.count or slow):
+            return out.getvalue()[-500:]
+    return ""
+
+
+def scheme(folder: str) -> list[str]:
+    """Tries every change of a script; returns the ones that nobody notices."""
+    path = launch.REPO / folder / launch.registry.script_of(folder)
+    source, left, tried = path.read_text(), [], 0
+    assert not noticed(folder), f"{folder} fails as it is: {noticed(folder)}"
+    for line, what, tree in changes(ast.parse(source)):
+        module = types.ModuleType(path.stem)
+        module.__file__ = str(path)
+        exec(compile(ast.unparse(tree), str(path), "exec"), module.__dict__)
+        harness.instead[folder] = module
+        tried += 1
+        by = noticed(folder)
+        print(f"{folder}:{line}  {what}  {by or 'NOT NOTICED'}", flush=True)
+        if not by:
+            left.append(f"{folder}:{line}  {what}")
+    del harness.instead[folder]
+    print(f"{folder}: {tried} changes, {len(left)} not noticed", flush=True)
+    return left
+
+
+def shared() -> list[str]:
+    """Tries every change of BY_HAND; returns the ones that nobody notices."""
+    left = []
+    for name, old, new in BY_HAND:
+        module = importlib.import_module(f"cluster.{name}")
+        source = pathlib.Path(module.__file__).read_text()
+        assert source.count(old) >= 1, f"cluster/{name}.py has no {old!r}"
+        changed = source.replace(old, new, 1)
+        before = dict(vars(module))
+        exec(compile(changed, module.__file__, "exec"), module.__dict__)
+        try:
+            by = noticed(None)
+        finally:
+            vars(module).clear()
+            vars(module).update(before)
+        print(f"{name}  {old!r} -> {new!r}  {by or 'NOT NOTICED'}", flush=True)
+        if not by:
+            left.append(f"{name}  {old!r} -> {new!r}")
+    print(f"cluster: {len(BY_HAND)} changes, {len(left)} not noticed", flush=True)
+    return left
+
+
+def main() -> None:
+    harness.LIMIT = 8
+    left = []
+    for name in sys.argv[1:] or [*harness.SCHEMES, "cluster"]:
+        left += shared() if name == "cluster" else scheme(name)
+    print("\nnot noticed:" if left else "\nall noticed", *left, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

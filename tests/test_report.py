@@ -1,0 +1,262 @@
+"""What a worker notes of its rounds: lines, the end, divergence; how many make a call.
+
+The clock here only moves when a test moves it, and most sessions are not one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+
+import harness
+import launch
+import numpy as np
+import pytest
+import registry
+
+from cluster import books, report, rounds
+
+
+class Clock:
+    """Stands for `time.time` and `time.monotonic`."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        for name in ("time", "monotonic"):
+            monkeypatch.setattr(time, name, lambda: self.now)
+
+
+class Said:
+    """A report, and the lines that it printed: (time, global step, text)."""
+
+    def __init__(self, clock, capsys, steps=10**6, **flags):
+        args = argparse.Namespace(steps=steps, learning_rate=0.1, **flags)
+        self.report = report.Report(args, "accuracy", (None, None))
+        self.clock, self.capsys, self.lines = clock, capsys, []
+
+    def rounds(self, *entries, losses=None, seconds=0.0):
+        """Notes a call's rounds, `seconds` later; returns what is left to do."""
+        self.clock.now += seconds
+        losses = np.ones(len(entries)) if losses is None else np.asarray(losses)
+        left = self.report.rounds(losses, np.asarray(entries))
+        for line in self.capsys.readouterr().out.splitlines():
+            step = int(re.match(r"step +(\d+)/", line)[1])
+            self.lines.append((self.clock.now - 1000, step, line))
+        return left
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+# --- Lines --------------------------------------------------------------------
+
+
+def test_a_line_after_1_2_4_8_seconds_and_then_every_10(clock, capsys):
+    said = Said(clock, capsys)
+    for step in range(1, 600):
+        said.rounds([step, 0, books.APPLIED], seconds=0.1)
+    times = [at for at, *_ in said.lines]
+    gaps = np.diff([0.1, *times])
+    assert gaps.tolist() == pytest.approx([1, 2, 4, 8, 10, 10, 10, 10], abs=0.25)
+    assert "  10 steps/s  " in said.lines[-1][-1]
+
+
+def test_a_line_every_tenth_of_the_way(clock, capsys):
+    said = Said(clock, capsys, steps=1000)
+    for step in range(1, 1001):
+        said.rounds([step, 2, books.APPLIED], losses=[0.5], seconds=0.001)
+    assert [step for _, step, _ in said.lines] == list(range(100, 1001, 100))
+    assert "loss 0.5000  staleness 2.0  " in said.lines[-1][-1]
+
+
+def test_a_round_of_a_minute_has_a_line_of_its_own(clock, capsys):
+    """The first says at once that training goes on; there is no rate yet."""
+    said = Said(clock, capsys, steps=100)
+    for step in range(1, 5):
+        said.rounds([step, 0, books.APPLIED], seconds=60)
+    assert [step for _, step, _ in said.lines] == [2, 3, 4]
+    assert "  0 steps/s  5760 s left" in said.lines[-1][-1]
+
+
+def test_only_the_chief_says_what_is_left(clock, capsys):
+    said = Said(clock, capsys, steps=10, task_index=1)
+    for step in range(1, 11):
+        said.rounds([step, 0, books.APPLIED], seconds=1)
+    assert said.lines and not any("left" in text for *_, text in said.lines)
+
+
+def test_lines_of_one_call_have_a_rate_that_can_be(clock, capsys):
+    """All rounds of a call come back at once, also where two lines are due."""
+    said = Said(clock, capsys, steps=20)
+    for first in (1, 11):
+        steps = range(first, first + 10)
+        said.rounds(*[[step, 0, books.APPLIED] for step in steps], seconds=1)
+    assert said.lines[-1][1] == 20
+    for *_, text in said.lines:
+        assert int(re.search(r"(\d+) steps/s", text)[1]) <= 20, text
+
+
+def test_no_line_has_a_step_after_the_last(clock, capsys):
+    """What comes too late in the call of the last update has a number of its own."""
+    said = Said(clock, capsys, steps=20)
+    said.rounds([1, 0, books.APPLIED])
+    said.rounds([20, 0, books.APPLIED], [21, 0, books.OVER], seconds=1)
+    assert [step for _, step, _ in said.lines] == [20]
+
+
+# --- What became of a push ----------------------------------------------------
+
+
+def test_what_counts_as_a_round(clock, capsys):
+    """A dropped gradient is one; what was pushed too late or by a stranger is not."""
+    said = Said(clock, capsys, steps=10)
+    nan = float("nan")
+    assert said.rounds([4, 0, books.APPLIED], losses=[1.0]) == 6
+    assert said.rounds([5, 0, books.LATE], losses=[3.0]) == 5
+    assert (
+        said.rounds([10, 3, books.APPLIED], [11, 0, books.OVER], losses=[5, nan]) == 0
+    )
+    assert said.report.mean_loss() == 3.0
+    assert not said.report.stranger
+
+
+def test_a_stranger_makes_no_more_rounds(clock, capsys):
+    said = Said(clock, capsys)
+    assert said.rounds([4, 0, books.STRANGER], losses=[float("nan")]) == 0
+    assert said.report.stranger and said.report.mean_loss() is None
+
+
+def test_an_older_step_than_before_is_after_a_restore(clock, capsys):
+    said = Said(clock, capsys, steps=1000)
+    for step in (390, 401, 30, 101):
+        said.rounds([step, 0, books.APPLIED], seconds=0.5)
+    assert [step for _, step, _ in said.lines] == [401, 101]
+    assert all("-" not in text for *_, text in said.lines)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number(loss, clock, capsys):
+    said = Said(clock, capsys)
+    with pytest.raises(
+        FloatingPointError, match=f"the loss is {loss} at global step 2"
+    ):
+        said.rounds([1, 0, books.APPLIED], [2, 0, books.APPLIED], losses=[1, loss])
+
+
+@pytest.mark.parametrize("folder", registry.folders("ps"))
+def test_each_scheme_notices_that_it_diverges(folder):
+    """On the digits, with the script's own rounds; for the status see test_run.py."""
+    module = launch.load(folder)
+    data = module.problem.load("digits", 1)
+
+    def problem(worker, index):
+        made = module.problem.build(data, 8, 0)
+        return made.start, made.batch, made.loss, made.initializer, made.feed
+
+    rate = "--learning_rate=1e30"
+    with harness.Run(folder, rate, streams=[(0.0,)], problem=problem) as run:
+        notes = report.Report(run.args(0), "accuracy", (None, None))
+        with pytest.raises(FloatingPointError, match="training diverged"):
+            for _ in range(5):
+                run.chief.calls.make(run.chief.session, notes)
+        assert notes.left > 0
+
+
+def test_one_process_numbers_its_rounds_in_order():
+    """No ps numbers them: each has the global step after its own update."""
+    script, tf = launch.load("Non-Distributed-Setup"), harness.tf
+    with tf.Graph().as_default(), tf.Session() as session:
+        center = tf.get_variable("center", initializer=tf.zeros([4]))
+        global_step = tf.train.get_or_create_global_step()
+        args = argparse.Namespace(learning_rate=0.1)
+        made = rounds.Calls(
+            lambda last: script.graph(
+                args,
+                center,
+                global_step,
+                lambda: tf.ones([4]),
+                lambda w, c: tf.reduce_sum(0.5 * (w - c) ** 2),
+                last,
+            )
+        )
+        session.run(tf.global_variables_initializer())
+        for call in range(50):
+            losses, entries, _ = session.run(made.fetches[10])
+            steps = np.arange(10 * call + 1, 10 * call + 11)
+            assert entries[:, 0].tolist() == steps.tolist()
+            # Each at the weights that the one before it has left: w = 1 - 0.9 ** step.
+            assert losses == pytest.approx(2 * 0.81 ** (steps - 1), rel=1e-2, abs=1e-9)
+
+
+# --- Calls --------------------------------------------------------------------
+
+
+class Session:
+    """Makes calls that take `seconds` a round, and notes how many rounds each had."""
+
+    def __init__(self, clock, seconds, steps):
+        self.clock, self.seconds, self.left, self.calls = clock, seconds, steps, []
+
+    def make_callable(self, fetch):
+        size = int(fetch[1].shape[0])
+
+        def call():
+            self.clock.now += size * self.seconds
+            self.calls.append(size)
+            return np.ones(size), np.ones((size, 3), int), None
+
+        return call
+
+    def rounds(self, losses, _):
+        """As a report: returns what is left."""
+        self.left -= len(losses)
+        return self.left
+
+
+@pytest.fixture
+def calls():
+    tf = harness.tf
+    with tf.Graph().as_default():
+
+        def one_round(last):
+            step = tf.zeros([], tf.int64)
+            entry = books.Entry(step, step, step, tf.stack([step, step, step]))
+            return rounds.Round(tf.zeros([]), entry, [tf.no_op()])
+
+        yield rounds.Calls(one_round)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.02, 0.1, 0.3, 0.7, 3.0])
+def test_a_call_is_never_much_longer_than_a_second(seconds, clock, calls):
+    """So that hooks, log and Ctrl-C are near. A longer round is alone in its call."""
+    session = Session(clock, seconds, 10**6)
+    for _ in range(20):
+        began = clock.now
+        calls.make(session, session)
+        assert clock.now - began <= max(1.6, seconds)
+    assert max(session.calls) * seconds <= max(1.01, seconds)
+    if seconds <= 0.05:
+        assert session.calls.count(10) >= len(session.calls) - 2
+    if seconds > 0.5:
+        assert set(session.calls) == {1}
+
+
+def test_rounds_that_become_longer_are_fewer_to_a_call(clock, calls):
+    session = Session(clock, 0.001, 10**6)
+    calls.make(session, session)
+    assert session.calls[-1] == 10
+    session.calls.clear()
+    session.seconds = 0.4
+    for _ in range(3):
+        calls.make(session, session)
+    assert session.calls[0] == 10 and set(session.calls[1:]) == {1}
+
+
+@pytest.mark.parametrize("steps", [1, 7, 10, 25])
+def test_the_end_is_not_passed(steps, clock, calls):
+    session = Session(clock, 0.001, steps)
+    calls.make(session, session)
+    assert session.left == 0 and sum(session.calls) == steps

@@ -1,0 +1,543 @@
+"""Many rounds in one call, the books of ps 0, and runs that begin again.
+
+On a cluster in this process (`harness`): two workers whose calls run at the same time,
+a session that goes away, a restore, and what TensorFlow sends for a call.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+import time
+import types
+
+import harness
+import numpy as np
+import pytest
+import rules
+from harness import (
+    ASYNCHRONOUS,
+    SCHEMES,
+    STREAMS,
+    SYNCHRONOUS,
+    Run,
+    books,
+    in_turn,
+    rounds,
+    tf,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.timeout(120)
+
+NUM_PS = pytest.mark.parametrize("num_ps", [1, 2])
+ONE_OF_EACH = pytest.mark.parametrize("folder", ["HogWild", "AEASGD", "SAGN"])
+COUNTED = [f for f in ASYNCHRONOUS if f != "Distributed-Setup"]
+BATCH = 32  # examples of a mini-batch, by the flags; the books believe them
+
+
+def window_of(folder: str) -> int:
+    """Returns the mini-batches of a round, by the flags of the harness."""
+    return 2 if "--window=2" in SCHEMES[folder] else 1
+
+
+def centers_by_rule(folder: str, count: int, start: np.ndarray) -> list:
+    """Returns what one worker with A's stream makes of the center, round by round."""
+    a = [itertools.cycle(np.asarray(STREAMS[0]))]
+    schedule = harness.parse(in_turn(count, "A"))
+    if folder in SYNCHRONOUS:
+        if folder == "SAGN":
+            return rules.sagn(a, start, count, 2, 0.1, 0.1)
+        return rules.synchronous_sgd(a, start, count, 0.1)
+    if folder in ("AEASGD", "AEAMSGD"):
+        delta = 0.9 if folder == "AEAMSGD" else 0.0
+        out, _ = rules.elastic(schedule, a, start, 2, 0.1, 0.5, delta)
+    elif folder == "DOWNPOUR-Easy":
+        out = rules.downpour_easy(schedule, a, start, 2, 0.1, 1.0)
+    elif folder == "DOWNPOUR":
+        out = rules.downpour(schedule, a, start, 2, 0.1, 1.0)
+    elif folder == "AGN":
+        out = rules.agn(schedule, a, start, 2, 0.1)
+    else:
+        out = rules.hogwild(schedule, a, start, 0.1)
+    return [w for _, w in out]
+
+
+# --- One worker: many rounds are the rule, round by round ---------------------
+
+
+@pytest.mark.parametrize(("count", "num_ps"), [(3, 2), (10, 1)])
+@pytest.mark.parametrize("folder", SCHEMES)
+def test_one_worker_in_calls_is_its_rule(folder: str, count: int, num_ps: int) -> None:
+    """Two calls and one round: as they are one by one, in mini-batches and in w."""
+    start = np.array([0.5, -1.0, 2.0])
+    made = 2 * count + 1
+    expected = centers_by_rule(folder, made, start)
+    options = dict(start=start, streams=STREAMS[:1], num_ps=num_ps, rounds=count)
+    with Run(folder, **options) as run:
+        for calls in (1, 2):
+            pushes = run.chief.call()
+            # A pull sees this worker's last update: nobody came between.
+            assert [push[:3] for push in pushes] == [
+                (calls * count - count + 1 + i, 0, books.APPLIED) for i in range(count)
+            ]
+            near = dict(rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                run.chief.now(), expected[calls * count - 1], **near
+            )
+        push = run.chief.push()
+        assert push[:3] == (made, 0, books.APPLIED)
+        np.testing.assert_allclose(push.center, expected[-1], **near)
+        table = run.table()
+    assert table["rounds"] == table["updates"] == [made]
+    assert table["examples"] == [made * BATCH * window_of(folder)]
+    assert table["pushed"] == table["pulled"] == [made * 3 * 4]
+
+
+@pytest.mark.parametrize("folder", ["HogWild", "AEAMSGD", "Synchronous-SGD"])
+def test_a_pull_waits_for_its_own_update_on_every_ps(folder, monkeypatch) -> None:
+    """Also where an update takes longer on one ps than on the other."""
+    update = rounds.update
+
+    def slow(variables, pushed, applied, rule):
+        def slow_rule(variable, piece):
+            if variable.device.endswith("task:1"):
+                slept = tf.py_func(lambda: time.sleep(0.05), [], [])
+                with tf.control_dependencies([slept]):
+                    piece = piece.read_value() if hasattr(piece, "handle") else piece
+                    return rule(variable, tf.identity(piece))
+            return rule(variable, piece)
+
+        if hasattr(pushed[0], "assign"):  # the sums of a barrier are not delayed
+            slow_rule = rule
+        return update(variables, pushed, applied, slow_rule)
+
+    monkeypatch.setattr(rounds, "update", slow)
+    start = np.zeros(4)
+    options = dict(start=start, streams=STREAMS[:1], num_ps=2, rounds=4)
+    with Run(folder, **options) as run:
+        run.chief.call()
+        expected = centers_by_rule(folder, 4, start)[-1]
+        np.testing.assert_allclose(run.chief.now(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("folder", SCHEMES)
+def test_the_last_update_in_the_middle_of_a_call(folder: str) -> None:
+    """Seven of ten are made, the rest is over; w is what seven make of it."""
+    start = np.array([0.5, -1.0])
+    options = dict(start=start, streams=STREAMS[:1], rounds=5)
+    with Run(folder, "--steps=7", **options) as run:
+        pushes = run.chief.call() + run.chief.call()
+        assert [push.what for push in pushes] == [books.APPLIED] * 7 + [books.OVER] * 3
+        assert [push.step for push in pushes[:7]] == list(range(1, 8))
+        expected = centers_by_rule(folder, 7, start)[-1]
+        np.testing.assert_allclose(run.chief.now(), expected, rtol=1e-5, atol=1e-5)
+        account = run.account()
+        assert run.chief.step() == 7
+    assert account["global_steps"] == sum(account["rounds_per_worker"].values()) == 7
+    assert account["examples"] == 7 * BATCH * window_of(folder)
+    assert account["bytes_pushed"] == account["bytes_pulled"] == 7 * 2 * 4
+
+
+# --- Workers at once: the books against what the workers were told ------------
+
+
+def assert_books(run: Run, made: list[list], steps: int) -> None:
+    """Asserts that the books say what the entries say that each worker got."""
+    folder, table, account = run.folder, run.table(), run.account()
+    applied = [[p for p in mine if p.what == books.APPLIED] for mine in made]
+    late = [[p for p in mine if p.what == books.LATE] for mine in made]
+    counts = [len(a) + len(b) for a, b in zip(applied, late, strict=True)]
+    size = 4 * len(run.start)
+    assert run.chief.step() == account["global_steps"] == sum(table["updates"]) == steps
+    assert table["rounds"] == counts
+    assert table["dropped"] == [len(mine) for mine in late]
+    assert table["examples"] == [n * BATCH * window_of(folder) for n in counts]
+    assert table["pushed"] == table["pulled"] == [n * size for n in counts]
+    told = [p.staleness for p in itertools.chain(*applied)]
+    assert table["staleness"] == [sum(p.staleness for p in mine) for mine in applied]
+    assert account["max_staleness"] == max(told)
+    assert account["mean_staleness"] == pytest.approx(sum(told) / steps)
+    assert account["rounds_per_worker"] == dict(enumerate(counts))
+    assert account["bytes_pushed"] == account["bytes_pulled"] == sum(counts) * size
+    assert account["gradients_dropped"] == sum(map(len, late))
+    assert min(told) >= 0 and account["seconds"] > 0
+    numbers = sorted(p.step for p in itertools.chain(*applied))
+    if run.asynchronous:
+        assert numbers == list(range(1, steps + 1))
+        assert table["updates"] == counts and not any(late)
+        for mine in applied if folder != "Distributed-Setup" else []:
+            for before, push in itertools.pairwise(mine):
+                seen = push.step - 1 - push.staleness
+                assert seen >= before.step  # a pull sees this worker's last update
+    else:
+        per_step = run.workers[0].run.args(0).replicas_to_aggregate
+        assert numbers == [t + 1 for t in range(steps) for _ in range(per_step)]
+        assert sum(counts) == per_step * steps + account["gradients_dropped"]
+        for mine in applied:  # at most one place in a step
+            assert len({p.step for p in mine}) == len(mine)
+
+
+def ones(index, usual):
+    """A loss whose gradient is one, wherever w is: every order gives the same w."""
+    return lambda w, c: tf.reduce_sum(w + 0 * c)
+
+
+@NUM_PS
+@pytest.mark.parametrize("folder", ["HogWild", "AEASGD", "Synchronous-SGD"])
+def test_books_of_two_workers_whose_calls_overlap(folder: str, num_ps: int) -> None:
+    """103 updates, calls of one to ten rounds: exact to the last one."""
+    steps, eta = 103, 2.0**-6
+    flags = [f"--learning_rate={eta}", f"--steps={steps}"]
+    options = dict(start=[0.0] * 3, rounds=10, num_ps=num_ps, loss=ones)
+    with Run(folder, *flags, **options) as run:
+        made = run.at_once(lambda w: w.to_the_end([1, 10, 10]))
+        assert_books(run, made, steps)
+        if folder != "AEASGD":
+            np.testing.assert_array_equal(run.chief.now(), [-eta * steps] * 3)
+
+
+def test_books_with_a_backup_worker() -> None:
+    """Three workers, two places: what is late is dropped, and in the books."""
+    steps, eta = 60, 2.0**-6
+    flags = [f"--learning_rate={eta}", f"--steps={steps}", "--replicas_to_aggregate=2"]
+    options = dict(rounds=10, loss=ones, streams=[[0.0]] * 3)
+    with Run("Synchronous-SGD", *flags, **options) as run:
+        made = run.at_once(lambda w: w.to_the_end([1, 10]))
+        assert_books(run, made, steps)
+        assert run.chief.now() == [-eta * steps]
+        assert run.account()["gradients_dropped"] > 0
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> types.SimpleNamespace:
+    """Draws the shape of a run: workers, ps, rounds of a call, updates."""
+    workers = draw(st.integers(1, harness.WORKERS))
+    return types.SimpleNamespace(
+        workers=workers,
+        num_ps=draw(st.integers(1, 2)),
+        rounds=draw(st.integers(2, 8)),
+        steps=draw(st.integers(1, 40)),
+        aggregate=draw(st.integers(1, workers)),
+    )
+
+
+@pytest.mark.parametrize("folder", SCHEMES)
+@given(case=cases())
+@settings(max_examples=3, deadline=None, derandomize=True)
+def test_books_of_any_run(folder: str, case: types.SimpleNamespace) -> None:
+    flags = [f"--steps={case.steps}"]
+    if folder in SYNCHRONOUS:
+        flags.append(f"--replicas_to_aggregate={case.aggregate}")
+    options = dict(num_ps=case.num_ps, rounds=case.rounds, start=[0.0, 1.0])
+    with Run(folder, *flags, streams=[[1.0, 3.0]] * case.workers, **options) as run:
+        made = run.at_once(lambda w: w.to_the_end([1, case.rounds]))
+        assert_books(run, made, case.steps)
+        assert np.isfinite(run.chief.now()).all()
+
+
+# --- How many rounds a call makes ---------------------------------------------
+
+
+class Clock:
+    """Time that passes only while rounds are made, and what was made."""
+
+    def __init__(self, seconds: list[float], steps: int, monkeypatch) -> None:
+        self.now, self.seconds, self.made = 0.0, iter(seconds), []
+        self.left, self.steps = steps, steps
+        monkeypatch.setattr(rounds.time, "monotonic", lambda: self.now)
+
+    def make_callable(self, fetch: list) -> object:
+        def call():
+            size = fetch[0].shape.num_elements()
+            self.made.append(size)
+            self.now += size * next(self.seconds)
+            return np.zeros(size), np.zeros([size, 3]), None
+
+        return call
+
+    def rounds(self, losses: np.ndarray, entries: np.ndarray) -> int:
+        assert len(losses) == len(entries)
+        self.left -= len(losses)
+        return self.left
+
+
+def calls_of(sizes: tuple) -> rounds.Calls:
+    """Returns Calls of rounds that do nothing."""
+
+    def nothing(last):
+        packed = tf.zeros([3], tf.int64)
+        entry = books.Entry(None, None, None, packed)
+        return rounds.Round(tf.constant(0.0), entry, [tf.no_op()])
+
+    with tf.Graph().as_default():
+        return rounds.Calls(nothing, sizes)
+
+
+def test_short_rounds_are_made_many_at_once(monkeypatch) -> None:
+    """The first one alone, to see how long it takes; never more than are left."""
+    clock = Clock(itertools.repeat(0.001), 35, monkeypatch)
+    calls_of((1, 10)).make(clock, clock)
+    assert clock.made == [1, 10, 10, 10, 1, 1, 1, 1] and clock.left == 0
+
+
+def test_long_rounds_are_made_alone(monkeypatch) -> None:
+    """So that hooks, log and Ctrl-C are at most about a second away."""
+    clock = Clock(itertools.repeat(0.3), 100, monkeypatch)
+    calls = calls_of((1, 10))
+    for _ in range(5):
+        begun = clock.now
+        calls.make(clock, clock)
+        assert clock.now - begun <= 1.0
+    assert set(clock.made) == {1}
+
+
+def test_rounds_that_become_long_are_made_alone_from_then_on(monkeypatch) -> None:
+    clock = Clock([0.001] * 4 + [0.2] * 50, 500, monkeypatch)
+    calls = calls_of((1, 10))
+    for _ in range(6):
+        calls.make(clock, clock)
+    assert clock.made[:4] == [1, 10, 10, 10]
+    assert set(clock.made[6:]) == {1}
+
+
+def test_the_hooks_get_a_look_after_half_a_second(monkeypatch) -> None:
+    clock = Clock(itertools.repeat(0.01), 10_000, monkeypatch)
+    calls_of((1, 10)).make(clock, clock)
+    assert 0.5 <= clock.now < 0.7
+
+
+# --- Incarnations -------------------------------------------------------------
+
+
+def restart(run: Run) -> None:
+    """The chief ends the incarnation and begins the next one, in which it alone is."""
+    run.close()
+    run.open()
+    run.join(0)
+
+
+@NUM_PS
+@ONE_OF_EACH
+def test_who_has_not_joined_changes_nothing(folder: str, num_ps: int) -> None:
+    """After a restart of the chief: the other one's push is a stranger's until then."""
+    options = dict(num_ps=num_ps, start=[0.0, 0.0])
+    with Run(folder, "--steps=9", **options) as run:
+        run.play("push A, push B, push A, push B")
+        restart(run)
+        assert run.account()["resumed_from"] == run.chief.step()
+        before, table, number = run.chief.now(), run.table(), run.chief.step()
+        for _ in range(2):
+            push = run.workers[1].push()
+            assert push.what == books.STRANGER
+            np.testing.assert_array_equal(push.center, before)
+        assert run.table() == table and run.chief.step() == number
+        run.join(1)
+        pushes = run.play("push A, push B")
+        assert [push.what for push in pushes] == [books.APPLIED] * 2
+        assert not np.array_equal(pushes[-1].center, before)
+        expected = [r + 1 for r in table["rounds"]]
+        assert run.table()["rounds"] == expected
+
+
+@ONE_OF_EACH
+def test_a_pull_from_before_a_restart_is_a_strangers(folder: str) -> None:
+    """Nothing that was pulled before may count after, also not the first thing."""
+    with Run(folder) as run:
+        run.play("pull B")
+        restart(run)
+        (push,) = run.play("push B")
+        assert push.what == books.STRANGER and push.center == [0]
+
+
+@NUM_PS
+@pytest.mark.parametrize("folder", SYNCHRONOUS)
+def test_a_gradient_from_before_a_restart_is_in_no_sum(folder, num_ps) -> None:
+    """Half a step was made when the chief began again: the step begins afresh."""
+    flags = {SAGN: ["--window=1"], RATES: ["--learning_rates=0.05,0.05"]}
+    options = dict(num_ps=num_ps, start=[0.0, 0.0], streams=[[1.0], [5.0]])
+    with Run(folder, *flags.get(folder, []), **options) as run:
+        (push,) = run.play("push A")
+        assert push.what == books.APPLIED
+        restart(run)
+        run.join(1)
+        assert run.table()["rounds"] == [0, 0]
+        pushes = run.play("push B, push A")
+        assert [push.what for push in pushes] == [books.APPLIED] * 2
+        np.testing.assert_allclose(pushes[-1].center, [0.3, 0.3], atol=1e-6)
+
+
+SAGN, RATES = "SAGN", "Synchronous-SGD-different-learning-rates"
+
+
+@pytest.mark.parametrize("folder", SYNCHRONOUS)
+def test_a_restart_wakes_who_waits_for_a_token(folder: str) -> None:
+    """It would wait for ever: the round that it waits for is gone."""
+    with Run(folder) as run:
+        run.play("push B")
+        answers = []
+        thread = threading.Thread(
+            target=lambda: answers.append(run.workers[1].push()), daemon=True
+        )
+        thread.start()
+        time.sleep(0.3)
+        assert thread.is_alive()
+        restart(run)
+        thread.join(15)
+        assert [push.what for push in answers] == [books.STRANGER]
+        run.join(1)
+        pushes = run.play("push A, push B")
+        assert [push[:3] for push in pushes] == [(1, 0, books.APPLIED)] * 2
+
+
+@ONE_OF_EACH
+def test_a_worker_whose_session_is_gone_stays_in_the_books(folder: str) -> None:
+    """In mid-run: what the ps knows of it stays, and the other one makes the rest."""
+    flags = ["--steps=12"]
+    if folder == "SAGN":
+        flags.append("--replicas_to_aggregate=1")
+    with Run(folder, *flags, rounds=3) as run:
+        gone = run.workers[1].call() + run.workers[1].call()
+        run.workers[1].session.close()
+        assert [push.what for push in gone] == [books.APPLIED] * 6
+        made = run.chief.to_the_end()
+        assert_books(run, [made, gone], 12)
+        assert run.table()["rounds"] == [6, 6]
+
+
+@ONE_OF_EACH
+def test_who_joins_after_the_last_update_is_told_so(folder: str) -> None:
+    """It comes late, pushes once, and need not wait for anybody."""
+    flags = ["--steps=3"]
+    if folder == "SAGN":
+        flags.append("--replicas_to_aggregate=1")
+    with Run(folder, *flags, joins=[0], rounds=3) as run:
+        assert [push.what for push in run.chief.call()] == [books.APPLIED] * 3
+        run.join(1)
+        table, center = run.table(), run.chief.now()
+        assert [push.what for push in run.workers[1].call()] == [books.OVER] * 3
+        assert run.table() == table
+        np.testing.assert_array_equal(run.chief.now(), center)
+
+
+def test_before_the_chief_has_opened_nobody_has_joined() -> None:
+    """Zero is the number of no incarnation, also for who joins too early."""
+    with Run("HogWild") as run:
+        run.close()
+        run.join(1)
+        assert run.workers[1].push().what == books.STRANGER
+        assert run.chief.step() == 0
+
+
+# --- Restored -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "num_ps"), [(1, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize("folder", ["DOWNPOUR-Easy", "Synchronous-SGD"])
+def test_books_are_restored_for_any_number_of_workers(
+    folder, workers, num_ps, tmp_path
+) -> None:
+    """Two workers' books and weights, taken up by fewer, as many, or more."""
+    path = str(tmp_path / "model")
+    with Run(folder, start=[0.0] * 4) as run:
+        run.play("push A, push B, push A, push B")
+        path = run.chief.saver.save(run.chief.session, path)
+        number, saved, center = run.chief.step(), run.table(), run.chief.now()
+        begun = run.account()
+        run.play("push A, push B")
+    assert saved["rounds"] == [2, 2]
+    again = dict(start=[7.0] * 4, streams=[[1.0, 3.0]] * workers, num_ps=num_ps)
+    with Run(folder, **again, restore=path) as run:
+        np.testing.assert_array_equal(run.chief.now(), center)
+        assert run.chief.step() == number
+        rows = max(2, workers)
+        padding = [0] * (rows - 2)
+        assert run.table() == {name: row + padding for name, row in saved.items()}
+        pushes = run.play(", ".join(f"push {k}" for k in "ABCD"[:workers]))
+        assert [push.what for push in pushes] == [books.APPLIED] * workers
+        account = run.account()
+    expected = [2 + (k < workers) for k in range(2)] + [1] * (rows - 2)
+    assert account["rounds_per_worker"] == dict(enumerate(expected))
+    assert account["resumed_from"] == number
+    assert account["examples"] == sum(expected) * BATCH * window_of(folder)
+    assert account["bytes_pushed"] == sum(expected) * 16
+    assert account["max_staleness"] == begun["max_staleness"]
+    made = workers if folder in ASYNCHRONOUS else 1
+    assert account["global_steps"] == number + made
+    # Rates are of this incarnation alone.
+    if workers > 1 and folder in ASYNCHRONOUS:
+        rate = made / account["seconds"]
+        assert account["steps_per_second"] == pytest.approx(rate)
+        rate = workers * BATCH * window_of(folder) / account["seconds"]
+        assert account["examples_per_second"] == pytest.approx(rate)
+
+
+@NUM_PS
+def test_a_restore_ends_the_incarnation_before_it_puts_anything_back(
+    num_ps, tmp_path
+) -> None:
+    """A push that comes between is refused, though the worker had joined."""
+    with Run("HogWild", num_ps=num_ps, start=[0.0] * 2) as run:
+        path = run.chief.saver.save(run.chief.session, str(tmp_path / "model"))
+        run.play("push A, push B")
+        run.chief.saver.restore(run.chief.session, path)
+        assert run.workers[1].push().what == books.STRANGER
+        assert run.workers[0].push().what == books.STRANGER
+        np.testing.assert_array_equal(run.chief.now(), [0, 0])
+        run.open()
+        run.join(0)
+        assert run.chief.step() == 0 and run.table()["rounds"] == [0, 0]
+        assert run.chief.push()[:3] == (1, 0, books.APPLIED)
+
+
+def test_the_books_say_which_step_it_is() -> None:
+    """A checkpoint that caught the global step a bit later than the books."""
+    with Run("HogWild") as run:
+        run.play("push A, push B, push A")
+        step = run.chief.kept.step
+        with run.chief.graph.as_default():
+            later = step.assign(5)
+        run.chief.session.run(later)
+        restart(run)
+        assert run.chief.step() == 3
+        assert run.chief.push()[:3] == (4, 0, books.APPLIED)
+
+
+# --- Messages -----------------------------------------------------------------
+
+
+def messages(worker: harness.Worker, count: int) -> collections.Counter:
+    """Returns how many tensors a call of `count` rounds sends from job to job."""
+    sent = collections.Counter()
+
+    def job(device):
+        return device.split("/")[1].removeprefix("job:")
+
+    for node in itertools.chain(*worker.partitions(count)):
+        if node.op in ("_Send", "_HostSend"):
+            source = node.attr["send_device"].s.decode()
+            target = node.attr["recv_device"].s.decode()
+            if source.split("/device")[0] != target.split("/device")[0]:
+                sent[job(source), job(target)] += 1
+    return sent
+
+
+@pytest.mark.parametrize("folder", SCHEMES)
+def test_messages_of_a_call(folder: str) -> None:
+    """With one ps a round sends one tensor each way; a call one more, of all entries.
+
+    `extra` is what a scheme sends beside that, in a call.
+    """
+    extra = EXTRA.get(folder, 0)
+    with Run(folder, streams=STREAMS[:1], start=[0.0] * 40, rounds=10) as run:
+        run.chief.call()
+        for count in (1, 10):
+            sent = messages(run.chief, count)
+            assert sent["ps", "worker"] <= count + 1, sent
+            assert sent["worker", "ps"] <= count + extra, sent
+            assert set(sent) == {("ps", "worker"), ("worker", "ps")}
+
+
+EXTRA: dict[str, int] = {}
