@@ -6,10 +6,10 @@
         local ← w                                                 (worker: pull)
         T times: g := ∇ loss(local; a fresh mini-batch)           (worker)
                  local ← local − η g,  total ← total + g          (worker)
-        s ← s + total²,  w ← w − γ total / √s, by element         (ps: push)
+        s ← s + total²,  w ← w − γ total / √s, by element         (ps: update)
 
 Differs from HogWild: T gradients for each round trip instead of one, each at weights
-that the ones before it have moved; Adagrad on the ps bears so large a push.
+that the ones before it have moved; Adagrad on the ps keeps so large a push in bounds.
 Paper: Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 and
 the client of its appendix, with n_push = n_fetch = T.
 Run: bash run.sh
@@ -18,7 +18,17 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import problem
-from cluster import books, exits, flags, protocol, report, rounds, start, straggler
+from cluster import (
+    books,
+    exits,
+    flags,
+    protocol,
+    report,
+    rounds,
+    serve,
+    start,
+    straggler,
+)
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -39,7 +49,7 @@ def parse_args(argv=None):
 def state(args, center, kept):
     """Returns what the rounds share beside the center variable: Adagrad, on each ps."""
     return {
-        # The paper's s starts at 0; without the lock two updates of s may mix.
+        # The paper's s starts at 0; without use_locking two updates could mix.
         piece.device: tf.train.AdagradOptimizer(
             args.server_learning_rate, initial_accumulator_value=1e-20, use_locking=True
         )
@@ -48,7 +58,7 @@ def state(args, center, kept):
 
 
 def graph(args, center, kept, shared, batch, loss, last):
-    """Returns one round, from pull to update, which comes after the `last` one.
+    """Builds one round, from pull to update, that begins after the `last` one.
 
     `kept` are the books on ps 0, `shared` is what `state` returned, `batch()` a fresh
     mini-batch, `loss(w, batch)` its scalar loss at w [P].
@@ -103,7 +113,7 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return protocol.serve(server, args)
+        return serve.serve(server, args)
 
     # Placement: every worker builds the same graph (between-graph replication). The
     # setter puts variables on the ps, in turn, and all the rest on this worker.
@@ -124,7 +134,8 @@ def main():
 
     # Session: it waits for the tasks that pass its filters, not for other workers.
     config = tf.ConfigProto(device_filters=["/job:ps", device])
-    run = protocol.Protocol(args, server.target, config, kept)
+    elements = learning.start.shape.num_elements()
+    run = protocol.Protocol(args, server.target, config, kept, elements)
     notes = report.Report(args, learning.metric, test)
     options = dict(
         master=server.target,

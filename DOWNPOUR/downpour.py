@@ -7,7 +7,7 @@
         T times: g := ∇ loss(local; a fresh mini-batch)           (worker)
                  a ← a + g²,  local ← local − η g / √a            (worker, by element)
                  total ← total + g                                (worker)
-        s ← s + total²,  w ← w − γ total / √s                     (ps: push)
+        s ← s + total²,  w ← w − γ total / √s                     (ps: update)
 
 Differs from DOWNPOUR-Easy: the local steps are an optimizer's with slot variables, any
 of tf.train's. Its variables are the worker's own: never pushed, saved or shared.
@@ -19,7 +19,17 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import problem
-from cluster import books, exits, flags, protocol, report, rounds, start, straggler
+from cluster import (
+    books,
+    exits,
+    flags,
+    protocol,
+    report,
+    rounds,
+    serve,
+    start,
+    straggler,
+)
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -50,7 +60,7 @@ def state(args, center, kept):
     # Any optimizer of tf.train can stand here.
     optimizer = tf.train.AdagradOptimizer(args.learning_rate)
     adagrad = {
-        # The paper's s starts at 0; without the lock two updates of s may mix.
+        # The paper's s starts at 0; without use_locking two updates could mix.
         piece.device: tf.train.AdagradOptimizer(
             args.server_learning_rate, initial_accumulator_value=1e-20, use_locking=True
         )
@@ -60,7 +70,7 @@ def state(args, center, kept):
 
 
 def graph(args, center, kept, shared, batch, loss, last):
-    """Returns one round, from pull to update, which comes after the `last` one.
+    """Builds one round, from pull to update, that begins after the `last` one.
 
     `kept` are the books on ps 0, `shared` is what `state` returned, `batch()` a fresh
     mini-batch, `loss(w, batch)` its scalar loss at w [P].
@@ -122,7 +132,7 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return protocol.serve(server, args)
+        return serve.serve(server, args)
 
     # Placement: every worker builds the same graph (between-graph replication). The
     # setter puts variables on the ps, in turn, and all the rest on this worker.
@@ -143,7 +153,8 @@ def main():
 
     # Session: it waits for the tasks that pass its filters, not for other workers.
     config = tf.ConfigProto(device_filters=["/job:ps", device])
-    run = protocol.Protocol(args, server.target, config, kept)
+    elements = learning.start.shape.num_elements()
+    run = protocol.Protocol(args, server.target, config, kept, elements)
     notes = report.Report(args, learning.metric, test)
     options = dict(
         master=server.target,

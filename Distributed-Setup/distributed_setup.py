@@ -13,7 +13,17 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import problem
-from cluster import books, exits, flags, protocol, report, rounds, start, straggler
+from cluster import (
+    books,
+    exits,
+    flags,
+    protocol,
+    report,
+    rounds,
+    serve,
+    start,
+    straggler,
+)
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -33,7 +43,7 @@ def state(args, center, kept):
 
 
 def graph(args, center, kept, shared, batch, loss, last):
-    """Returns one round, from pull to update, which comes after the `last` one.
+    """Builds one round, from pull to update, that begins after the `last` one.
 
     `kept` are the books on ps 0, `shared` is what `state` returned, `batch()` a fresh
     mini-batch, `loss(w, batch)` its scalar loss at w [P].
@@ -75,7 +85,7 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return protocol.serve(server, args)
+        return serve.serve(server, args)
 
     # Placement: every worker builds the same graph (between-graph replication). The
     # setter puts variables on the ps, in turn, and all the rest on this worker.
@@ -96,7 +106,8 @@ def main():
 
     # Session: it waits for the tasks that pass its filters, not for other workers.
     config = tf.ConfigProto(device_filters=["/job:ps", device])
-    run = protocol.Protocol(args, server.target, config, kept)
+    elements = learning.start.shape.num_elements()
+    run = protocol.Protocol(args, server.target, config, kept, elements)
     notes = report.Report(args, learning.metric, test)
     options = dict(
         master=server.target,

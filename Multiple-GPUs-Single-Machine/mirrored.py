@@ -18,7 +18,7 @@ def devices(count):
     gpus = len(tf.config.list_physical_devices("GPU"))
     kind = "gpu" if gpus >= count else "cpu"
     if kind == "cpu":
-        print(f"{gpus} GPUs for {count} copies: they stand on logical CPU devices")
+        print(f"{gpus} GPUs for {count} copies: logical CPU devices are used instead")
     return [f"{kind}:{k}" for k in range(count)]
 
 

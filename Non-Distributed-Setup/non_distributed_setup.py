@@ -9,10 +9,10 @@ Paper: Robbins, Monro, A Stochastic Approximation Method, 1951.
 Run: bash run.sh
 """
 
-# --- Imports [algorithm] -----------------------------------------------------
+# --- Imports -----------------------------------------------------------------
 
 import problem
-from cluster import books, checkpoint, exits, flags, report, rounds, start
+from cluster import account, books, checkpoint, exits, flags, report, rounds, start
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -46,7 +46,7 @@ def graph(args, center, global_step, batch, loss, last):
     return rounds.Round(value, books.entry_of_one_process(number), [update])
 
 
-# --- Training [algorithm] ----------------------------------------------------
+# --- Training ----------------------------------------------------------------
 
 
 def main():
@@ -88,8 +88,9 @@ def main():
             notes.draw(session)
 
         step = int(session.run(global_step))
-        account = books.of_one_process(step, begun, notes.times, args.batch_size)
-        notes.write(session, account)
+        notes.write(
+            session, account.of_one_process(step, begun, notes.times, args.batch_size)
+        )
 
 
 if __name__ == "__main__":

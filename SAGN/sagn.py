@@ -22,6 +22,7 @@ from cluster import (
     protocol,
     report,
     rounds,
+    serve,
     start,
     straggler,
 )
@@ -49,26 +50,22 @@ def parse_args(argv=None):
 
 
 def state(args, center, kept):
-    """Returns what the rounds share: on ps 0 the barrier, on each ps a sum."""
-    sums = []
-    for piece in center:
-        with tf.device(piece.device):
-            sums.append(kept.temporary("sum", tf.zeros(piece.shape)))
-    return barrier.Barrier(args, kept), sums
+    """Returns what the rounds share: the barrier on ps 0, with a sum on each ps."""
+    return barrier.Barrier(args, center, kept)
 
 
 def graph(args, center, kept, shared, batch, loss, last):
-    """Returns one round, from pull to update, which comes after the `last` one.
+    """Builds one round, from pull to update, that begins after the `last` one.
 
     `kept` are the books on ps 0, `shared` is what `state` returned, `batch()` a fresh
     mini-batch, `loss(w, batch)` its scalar loss at w [P].
     """
-    step, sums = shared
+    step = shared
 
     # t := my newest token   (ps 0), then w   (ps → worker)
     with tf.name_scope("pull"):
         t = step.wait(after=last.update)
-        pulled = rounds.pull(center, after=[t] * len(sums))
+        pulled = rounds.pull(center, after=[t] * len(step.sums))
 
     # Batch and loss are built in the loop's body: every step has its own mini-batch and
     # its own forward pass. One forward pass for all would give T equal gradients.
@@ -96,7 +93,7 @@ def graph(args, center, kept, shared, batch, loss, last):
         def add(total, g):
             return total.assign_add(g, read_value=False)
 
-        added = rounds.update(sums, pushed, entry.applied, add)
+        added = rounds.update(step.sums, pushed, entry.applied, add)
         complete = step.complete(added, entry.applied)
 
         # w ← w − η_s (1/N) sum, sum ← 0   (ps, when the sum has all N)
@@ -106,7 +103,7 @@ def graph(args, center, kept, shared, batch, loss, last):
             with tf.control_dependencies([moved]):
                 return total.assign(tf.zeros_like(mean), read_value=False)
 
-        update = rounds.update(center, sums, complete, rule)
+        update = rounds.update(center, step.sums, complete, rule)
         opened = step.open_next(update, complete)
     return rounds.Round(value, entry, opened)
 
@@ -124,7 +121,7 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return protocol.serve(server, args)
+        return serve.serve(server, args)
 
     # Placement: every worker builds the same graph (between-graph replication). The
     # setter puts variables on the ps, in turn, and all the rest on this worker.
@@ -145,7 +142,8 @@ def main():
 
     # Session: it waits for the tasks that pass its filters, not for other workers.
     config = tf.ConfigProto(device_filters=["/job:ps", device])
-    run = protocol.Protocol(args, server.target, config, kept)
+    elements = learning.start.shape.num_elements()
+    run = protocol.Protocol(args, server.target, config, kept, elements)
     notes = report.Report(args, learning.metric, test)
     options = dict(
         master=server.target,

@@ -5,8 +5,9 @@ NUM_PS=${NUM_PS:-1}
 NUM_WORKERS=${NUM_WORKERS:-2}
 # --- identical in every example below this line ---
 # Starts the tasks on free ports of localhost, waits for them, ends them on every way out.
-# From the environment: NUM_PS, NUM_WORKERS, BASE_PORT, PYTHON, LOGDIR, TIMEOUT (seconds,
-# status 124), MAX_RESTARTS (of a task that dies). Every argument goes to the script.
+# From the environment: NUM_PS, NUM_WORKERS, BASE_PORT, OPEN_PORTS, PYTHON, LOGDIR,
+# TIMEOUT (seconds, status 124), MAX_RESTARTS (of a task that dies). Every argument goes
+# to the script.
 set -euo pipefail
 
 exec 3>&2
@@ -37,6 +38,7 @@ number MAX_RESTARTS "${MAX_RESTARTS:=0}" 0
 
 export PYTHONDONTWRITEBYTECODE=1 # nothing is written outside LOGDIR
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"
+export LAUNCHER=$$ # a task ends when this process is gone
 : "${LOGDIR:=$here/logdir/$(date +%Y-%m-%d_%H-%M-%S)-$$}"
 previous=
 for argument; do
@@ -76,8 +78,23 @@ task() { # job index arguments: one task of the run, in this process
   exec "$PYTHON" "$here/$SCRIPT" ${role[@]+"${role[@]}"} --logdir "$LOGDIR" "$@"
 }
 
-# One process says once what is wrong with the flags or the data, before any server.
-(task worker 0 "$@" --check)
+# Whoever reaches a port of TensorFlow owns the machine. So the tasks get a network of
+# their own, with nothing in it but them, if the system gives one to this user.
+if [ "${ALONE:-}" != "$$" ]; then
+  # Flags and data are checked once, in one process, before any server starts.
+  (task worker 0 "$@" --check)
+  if [ "$NUM_PS" -gt 0 ] && [ -z "${BASE_PORT:-}${OPEN_PORTS:-}" ]; then
+    network=(unshare --net)
+    [ "$(id -u)" -eq 0 ] || network=(unshare --user --map-root-user --net)
+    if "${network[@]}" "$PYTHON" "$here/cluster/ports.py" up 2>/dev/null; then
+      export ALONE=$$ LOGDIR # exec keeps the number of this process
+      exec "${network[@]}" bash "$here/run.sh" "$@"
+    fi
+    echo "run.sh: no network of its own here: whoever reaches this machine reaches the run"
+  fi
+else
+  "$PYTHON" "$here/cluster/ports.py" up
+fi
 
 jobs=() indexes=() pids=() restarts=() reason=
 
@@ -85,8 +102,7 @@ cleanup() {
   local status=$? running pid wait=20
   trap - EXIT
   trap '' INT TERM HUP
-  # Not `pids`: a signal between the start of a task and the note of its pid would
-  # leave that task behind.
+  # Not from `pids`: a task that has just been started may not be noted there yet.
   running=$(jobs -rp)
   for pid in $running; do
     kill "$pid" 2>/dev/null || true
@@ -97,7 +113,7 @@ cleanup() {
     done
     kill -KILL "$pid" 2>/dev/null || true
   done
-  # The last lines of the tasks are on the screen before the reason and the prompt are.
+  # The tasks' last lines are printed first; then come the reason and the prompt.
   wait=20
   while compgen -G "$LOGDIR/.printing-*" >/dev/null && [ $((wait -= 1)) -gt 0 ]; do
     sleep 0.05
@@ -146,11 +162,19 @@ for ((slot = 0; slot < NUM_PS + NUM_WORKERS; slot++)); do
   launch "$slot" "$@"
 done
 
-# The first failure ends the run, unless the task may be started again. The chief leaves
-# last: what is still there 10 s after it left well is ended here.
+why() { # task status: what is known of a failure, for the screen
+  case $2 in
+    137) echo 'killed by signal 9, perhaps for want of memory; ' ;;
+    134 | 139) tail -n 1 "$LOGDIR/${1/ /-}.log" | cut -c 1-200 && echo '; ' ;;
+  esac | tr -d '\n'
+}
+
+# The first failure ends the run, unless MAX_RESTARTS allows another start; a task that
+# ended with 1 or 2 would fail again. The chief is the last to leave: what still runs 10 s
+# after it ended with status 0 is ended too.
 SECONDS=0
 until=
-exec 2>/dev/null # of bash itself, which would report every killed task
+exec 2>/dev/null # bash itself would report every killed task
 while :; do
   left=0
   for ((slot = 0; slot < NUM_PS + NUM_WORKERS; slot++)); do
@@ -165,13 +189,13 @@ while :; do
     name="${jobs[slot]} ${indexes[slot]}"
     if [ "$status" -eq 0 ]; then
       [ "$name" != 'worker 0' ] || until=$((SECONDS + 10))
-    elif [ "$status" -ne 2 ] && [ "${restarts[slot]}" -lt "$MAX_RESTARTS" ]; then
+    elif [ "$status" -gt 2 ] && [ "${restarts[slot]}" -lt "$MAX_RESTARTS" ]; then
       restarts[slot]=$((restarts[slot] + 1))
       echo "run.sh: $name ended with status $status; restart ${restarts[slot]} of $MAX_RESTARTS"
       launch "$slot" "$@"
       left=$((left + 1))
     else
-      reason="$name ended with status $status; see ${name/ /-}.log in $LOGDIR"
+      reason="$name ended with status $status; $(why "$name" "$status")see ${name/ /-}.log in $LOGDIR"
       exit "$status"
     fi
   done

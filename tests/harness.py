@@ -86,7 +86,8 @@ def parse(schedule: str) -> list[tuple[str, int]]:
 
 def schedule_s(pushes: int) -> str:
     """Returns schedule S: both pull, then A pushes and pulls, B pushes and pulls .."""
-    turns = [f"push {k}, pull {k}" for k, _ in zip("AB" * pushes, range(pushes))]
+    workers = itertools.islice(itertools.cycle("AB"), pushes)
+    turns = [f"push {k}, pull {k}" for k in workers]
     return ", ".join(["pull A, pull B", *turns])
 
 

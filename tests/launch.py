@@ -29,6 +29,7 @@ LINE = re.compile(
     r"|step +\d+/\d+  loss [\d.]+  staleness [\d.]+  \d+ steps/s(  \d+ s left)?"
     r"|still waiting for .*|worker \d+ is gone: .*"
     r"|no GPU for worker \d+: it computes on the CPU"
+    r"|lost a ps: .*|goes on with the model on the ps, at global step \d+"
     r"|resumes from global step \d+|nothing to do: .* global step \d+"
     r"|result: .*/result\.json|curves: tensorboard --logdir .*"
     r"|test \w+ [\d.]+ after \d+ global steps in [\d.]+ s "
@@ -39,10 +40,15 @@ LINE = re.compile(
 def reference() -> None:
     """Makes Distributed-Setup's `cluster` and `problem` the ones that are imported.
 
-    They are byte-identical in every folder, so that one import serves all.
+    They are byte-identical in every folder, so that one import serves all. A module
+    that the reference does not need lies where one does.
     """
     if str(REFERENCE) not in sys.path:
         sys.path.insert(0, str(REFERENCE))
+    import cluster
+
+    paths = [str(REPO / name / "cluster") for name in registry.folders()]
+    cluster.__path__.extend(path for path in paths if path not in cluster.__path__)
 
 
 def load(folder: str) -> types.ModuleType:
@@ -64,6 +70,7 @@ def center_variable(tf: types.ModuleType, start: object, num_ps: int) -> object:
 def environment(**changes: str) -> dict[str, str]:
     """Returns the environment of a new user, with this Python and the changes."""
     unset = ("PYTHONPATH", "TF_CONFIG", "LOGDIR", "BASE_PORT", "TIMEOUT", "NUM_PS")
+    unset += ("OPEN_PORTS", "LAUNCHER", "ALONE")
     env = {name: value for name, value in os.environ.items() if name not in unset}
     return {**env, "PYTHON": sys.executable, **changes}
 

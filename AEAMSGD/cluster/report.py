@@ -1,4 +1,4 @@
-"""What a run prints, draws and writes: it says what it is told. Scripts call it."""
+"""What a run prints, draws and writes: it is told all of it. Scripts call it."""
 
 import json
 import os
@@ -7,9 +7,10 @@ import time
 import numpy as np
 
 from cluster import tensorflow_v1 as tf
-from cluster.books import APPLIED, LATE, OVER, STRANGER
+from cluster.exits import AGAIN, Failure, fail
+from cluster.rows import APPLIED, LATE, OVER, STRANGER
 
-LINES = 10  # a line every tenth of the way, and after 1, 2, 4, 8 s, then every 10 s
+LINES = 10  # a line every tenth of the way, and when 1, 2, 4, 8, 10 s had none
 
 
 def print_placement():
@@ -33,6 +34,8 @@ class Report:
         self.chief = getattr(args, "task_index", 0) == 0
         self.left = args.steps
         self.stranger = False  # whether a push was refused after a restore
+        self.unwritten = False  # whether result.json could not be written
+        self.lost = None  # the error, if a ps was lost
         self.notes = []  # of the rounds since the last line: loss and staleness
         self.loss_sum = self.rounds_made = 0
         self.line_time = self.line_step = self.due = None
@@ -50,7 +53,7 @@ class Report:
     def rounds(self, losses, entries):
         """Notes the rounds of a call; returns how many updates are left to make.
 
-        `losses` [n], `entries` [n, 3] as books.Entry.packed. Raises FloatingPointError
+        `losses` [n], `entries` [n, 3] as books.Entry.packed. Raises Failure
         if a loss is not finite.
         """
         now = time.time()
@@ -64,7 +67,7 @@ class Report:
             if what not in (APPLIED, LATE):
                 continue
             if not np.isfinite(loss):
-                raise FloatingPointError(
+                raise Failure(
                     f"the loss is {loss} at global step {step}: training diverged; a "
                     f"smaller --learning_rate than {self.args.learning_rate} may hold"
                 )
@@ -114,16 +117,20 @@ class Report:
         summary = tf.Summary()
         for tag, value in values.items():
             summary.value.add(tag=tag.replace(" ", "_"), simple_value=value)
-        tf.summary.FileWriterCache.get(self.args.logdir).add_summary(summary, step)
+        try:
+            writer = tf.summary.FileWriterCache.get(self.args.logdir)
+            writer.add_summary(summary, step)
+        except (tf.errors.OpError, OSError):
+            pass  # training does not die of a curve
 
     def mean_loss(self):
-        """Returns the mean training loss of this worker's rounds, None without any."""
-        return self.loss_sum / self.rounds_made if self.rounds_made else None
+        """Returns the mean training loss of this worker's rounds, 0 without any."""
+        return self.loss_sum / max(1, self.rounds_made)
 
     def write(self, session, account):
         """Chief: tests the center variable, writes result.json, prints the last lines.
 
-        `account` is what books.account returns. Raises FloatingPointError if the test
+        `account` is what books.account returns. Raises Failure if the test
         loss is not finite.
         """
         step, logdir = account["global_steps"], self.args.logdir
@@ -132,7 +139,7 @@ class Report:
             return
         loss, metric = self.test(session)
         if not np.isfinite(loss):
-            raise FloatingPointError(f"the test loss is {loss}: training diverged")
+            raise Failure(f"the test loss is {loss}: training diverged")
         name = self.metric
         hosts = (getattr(self.args, f"{job}_hosts", []) for job in ("worker", "ps"))
         workers, ps = map(len, hosts)
@@ -148,15 +155,21 @@ class Report:
             "flags": vars(self.args),
         }
         path = os.path.join(logdir, "result.json")
-        with open(path + ".part", "w") as file:
-            json.dump(result, file, indent=2)
-            file.write("\n")
-        os.replace(path + ".part", path)
         self._add(step, {}, loss, metric)
-        print(f"result: {path}")
+        try:
+            with open(path + ".part", "w") as file:
+                json.dump(result, file, indent=2)
+                file.write("\n")
+            os.replace(path + ".part", path)
+            print(f"result: {path}")
+        except OSError as error:
+            print(f"the result is not written: {path}: {error.strerror}")
+            self.unwritten = True
         print(f"curves: tensorboard --logdir {logdir}")
         seconds, rate = account["seconds"], account["steps_per_second"]
         print(
             f"test {name} {metric:.4f} after {step} global steps in {seconds:.1f} s "
             f"({rate:.0f} steps/s, {account['examples_per_second']:.0f} examples/s)"
         )
+        if self.unwritten:
+            fail(f"--logdir {logdir}: result.json could not be written", AGAIN)

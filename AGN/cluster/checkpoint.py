@@ -4,13 +4,20 @@ from cluster import tensorflow_v1 as tf
 from cluster.exits import fail
 
 
-def saver(close=()):
-    """Returns a saver that runs the operations `close` before it restores anything."""
+def saver(close=(), alive=lambda session: False):
+    """Returns a saver that runs the operations `close` before it restores anything.
+
+    It restores nothing when the model is `alive` on the ps: nothing was lost then.
+    """
 
     class Saver(tf.train.Saver):
-        """A restore that fails is one sentence, unless a ps is to blame."""
+        """What cannot be restored ends the program; what cannot be saved does not."""
+
+        complained = False
 
         def restore(self, session, path):
+            if alive(session):
+                return
             session.run(close)
             try:
                 super().restore(session, path)
@@ -19,5 +26,19 @@ def saver(close=()):
             except (tf.errors.OpError, ValueError) as error:
                 reason = str(error).rpartition("Original error:")[2].strip()
                 fail(f"cannot resume from {path}: {reason.splitlines()[0]}", 1)
+
+        def save(self, *args, **kwargs):
+            try:
+                path = super().save(*args, **kwargs)
+                self.complained = False
+                return path
+            except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                raise
+            except (tf.errors.OpError, ValueError, OSError) as error:
+                if not self.complained:
+                    print(
+                        f"cannot save: {str(error).splitlines()[0]}; training goes on"
+                    )
+                self.complained = True
 
     return Saver()

@@ -1,73 +1,57 @@
-"""How the tasks of a run start and end together, by queues on the ps. Scripts call it.
+"""How the tasks of a run start, go on after a loss, and end together. Scripts call it.
 
-start (on ps 0): a latch. Once all is initialised or restored the chief puts a token
-    in; a worker takes it and puts it back before it opens its session.
-done (on ps 0): every worker puts its report in after its last push; the chief takes
-    one of each, but does not wait for a worker that was killed.
-leave (on each ps): the chief is the last to leave, and sends every ps home.
+start   the chief initialises or restores, and opens an incarnation on ps 0; the
+        others wait for that, and compare what they think the run is
+lost    a ps that died has lost its part of the model: the chief restores the last
+        checkpoint on every ps and opens the next incarnation, which all join
+end     every worker hands its report in, on ps 0; the chief takes them all, but
+        does not wait for a worker of which ps 0 has not heard for a while; it is
+        the last to leave, and sends every ps home
 """
 
-import json
-import threading
 import time
 
-from cluster import books, checkpoint, ports
+import numpy as np
+
+from cluster import checkpoint, fingerprint, lobby, serve, watch
 from cluster import tensorflow_v1 as tf
-
-ASK = 5  # seconds without a report; then the chief asks whether the worker is there
-
-
-def queue(name, dtype, ps=0):
-    """Returns the queue of this name on a ps: the same one in every task's graph."""
-    with tf.device(f"/job:ps/task:{ps}"):
-        return tf.FIFOQueue(-1, dtype, [[]], shared_name=name)
-
-
-def serve(server, args):
-    """ps: waits until the chief says that all is done. `server.join()` never ends."""
-    me = args.task_index
-    token = queue("leave", tf.bool, me).dequeue()
-    config = tf.ConfigProto(device_filters=[f"/job:ps/task:{me}"])
-    print(f"ps {me} of {len(args.ps_hosts)} serves at {args.address}")
-    with tf.Session(server.target, config=config) as session:
-        session.run(token)
-
-
-class Waiting:
-    """Prints a sentence if what is waited for takes more than 5 s."""
-
-    def __init__(self, sentence):
-        self.timer = threading.Timer(5, print, [sentence], {"flush": True})
-        self.timer.daemon = True
-
-    def __enter__(self):
-        self.timer.start()
-        return self
-
-    def __exit__(self, *_):
-        self.timer.cancel()
+from cluster.account import account
+from cluster.exits import Failure
+from cluster.incarnation import silence
+from cluster.lobby import GONE
 
 
 class Protocol:
-    """worker: start, rejoin after a restore, and end."""
+    """worker: start, what follows a loss, and end; a context for the whole run."""
 
-    def __init__(self, args, target, config, kept):
-        """`kept` are the Books of the run, `target` and `config` a session's."""
+    def __init__(self, args, target, config, kept, elements):
+        """`kept` are the Books of the run, `target` and `config` a session's.
+
+        `elements` is the size P of the center variable.
+        """
         self.args, self.target, self.config, self.books = args, target, config, kept
         self.chief = args.task_index == 0
-        self.said = {}  # chief: what each worker had to say at the end
-        self.begun = None  # chief: the books when this incarnation began
-        start, done = queue("start", tf.bool), queue("done", tf.string)
-        self.pass_latch = start.enqueue(start.dequeue())
-        self.open_latch = start.enqueue(True)
-        self.close = tf.group(kept.close(), start.dequeue_many(start.size()))
-        self.open, self.join = kept.open(), kept.join()
-        self.text = tf.placeholder(tf.string, [])
-        self.report, self.collect = done.enqueue(self.text), done.dequeue()
-        self.dismiss = [
-            queue("leave", tf.bool, ps).enqueue(True)
-            for ps in range(len(args.ps_hosts))
-        ]
+        said = fingerprint.of(args, elements)
+        self.lobby = lobby.Lobby(args, target, config, said)
+        self.losses = {}  # chief: the mean training loss of each worker, at the end
+        self.done = False
+        run = kept.incarnation
+        self.close, self.join = run.close(), run.join(self.lobby.name())
+        self.open, self.wake = run.open(said, kept.prepare()), run.on_open
+        # A look at the run touches every ps, or it would not notice the loss of one.
+        self.look = [kept.step, run.reason, *[beats.value() for beats in run.beats]]
+        with tf.device(kept.device):
+            self.loss = tf.placeholder(tf.float64, [])
+            self.report = run.reports[args.task_index].assign(self.loss).op
+            self.reports = run.reports.value(), silence(run.beats[0])
+            self.text = tf.placeholder(tf.string, [])
+            self.fail = run.reason.assign(self.text, read_value=False)
+        self.graph = tf.get_default_graph()
+        self.home = [serve.home(ps).enqueue(True) for ps in range(len(args.ps_hosts))]
+        self.uninitialised = tf.report_uninitialized_variables(tf.global_variables())
+        self.initialise = tf.global_variables_initializer()
+
+    # --- Start ----------------------------------------------------------------
 
     def scaffold(self, initializer, feed):
         """Returns the Scaffold of the session: what is run when it is created.
@@ -75,91 +59,143 @@ class Protocol:
         `initializer` and `feed` are the input pipeline's. The saver is not sharded: the
         chief writes all, and no directory need be shared.
         """
-        # Without the latch a worker that comes early would sleep 30 s before it looks
-        # again whether the chief has initialised everything.
-        with tf.control_dependencies([] if self.chief else [self.pass_latch]):
-            ready = tf.report_uninitialized_variables(tf.global_variables())
         return tf.train.Scaffold(
-            init_op=tf.group(tf.global_variables_initializer(), self.close),
-            ready_for_local_init_op=ready,
+            init_op=tf.no_op(),
+            init_fn=lambda _, session: self._initialise(session),
             local_init_op=tf.group(tf.local_variables_initializer(), initializer),
             local_init_feed_dict=feed,
-            saver=checkpoint.saver(self.close),
+            saver=checkpoint.saver(self.close, self._alive),
         )
 
+    def _alive(self, session):
+        """Chief: says whether a whole model, and an open incarnation, are on the ps."""
+        try:
+            number = session.run(self.books.incarnation.number)
+            return number > 0 and not len(session.run(self.uninitialised))
+        except tf.errors.FailedPreconditionError:
+            return False
+
+    def _initialise(self, session):
+        """Chief, without a checkpoint: start weights, unless a model is there."""
+        if not self._alive(session):
+            session.run(self.close)
+            session.run(self.initialise)
+
     def hook(self):
-        """Returns the hook that opens the start for all (chief), or joins (others)."""
+        """Returns the hook that opens an incarnation (chief) and joins it (all)."""
         protocol = self
-        chief = self.args.worker_hosts[0]
-        waiting = Waiting(f"still waiting for the chief, worker 0 at {chief}")
-        if not self.chief:
-            waiting.__enter__()
 
         class Start(tf.train.SessionRunHook):
             def after_create_session(self, session, coord):
-                waiting.__exit__()
-                if protocol.chief:
-                    session.run(protocol.open)
-                    protocol.begun = session.run(protocol.books.all)
-                    if protocol.begun[-1]:
-                        print(f"resumes from global step {protocol.begun[-1]}")
-                session.run(protocol.join)
-                if protocol.chief:
-                    session.run(protocol.open_latch)
+                protocol.begin(session)
 
         return Start()
 
+    def begin(self, session):
+        """Opens an incarnation if the chief has to, and joins it."""
+        if self.chief:
+            if self._alive(session):
+                step = session.run(self.books.step)
+                print(f"goes on with the model on the ps, at global step {step}")
+            else:
+                session.run(self.open)
+                session.run(self.wake)
+                step = session.run(self.books.step)
+                if step:
+                    print(f"resumes from global step {step}")
+        session.run(self.join)
+
     def __enter__(self):
-        """Returns when every ps accepts connections; says after 5 s which does not."""
-        for index, address in enumerate(self.args.ps_hosts):
-            sentence = f"still waiting for ps {index}: nothing answers at {address}"
-            with Waiting(sentence):
-                while not ports.answers(address):
-                    time.sleep(0.1)  # the ps may be a minute away from its start
+        """Returns when the run can be joined; says after 5 s what it waits for."""
+        patience = watch.STARTING * self.args.patience
+        self.lobby.wait_for_ps(patience)
+        if not self.chief:
+            self.lobby.wait_for_chief(patience)
+        self.lobby.compare()
+        self.lobby.heart.also = self.graph, self.books.incarnation.on_beat
+        self.lobby.heart.start()
         return self
+
+    # --- On the way -----------------------------------------------------------
 
     def finished(self, session, report):
         """Says whether all updates are made and the chief knows that all are here.
 
-        Every worker then hands in its report, and the chief waits for all of them; if
-        a ps is lost meanwhile, and updates with it, training goes on. The `run` of this
-        method is the one with hooks: where checkpoints are due, and a lost ps is
-        waited for.
+        The `run` in it is the one with hooks: it saves when a checkpoint is due, and
+        begins a new session when a ps was lost.
         """
-        if report.look(session.run(self.books.step)) < self.args.steps:
+        if report.lost:
+            self._go_on(report)
+        try:
+            step, reason, *_ = session.run(self.look)
+        except (tf.errors.OpError, RuntimeError) as error:
+            if not isinstance(
+                error, (*watch.lost(), tf.errors.FailedPreconditionError)
+            ):
+                raise
+            report.lost = error
+            return False
+        if reason:
+            raise Failure(reason.decode())
+        if report.look(step) < self.args.steps:
             if report.stranger:  # the chief has restored the model meanwhile
-                session.run(self.pass_latch)
+                self.lobby.wait_for_chief(self.args.patience)
                 session.run(self.join)
                 report.stranger = False
             return False
-        session.run(
-            self.report,
-            {self.text: json.dumps([self.args.task_index, report.mean_loss()])},
-        )
+        try:
+            self.done = self._end(session, report)
+        except watch.lost() as error:
+            report.lost = error
+        return self.done
+
+    def _go_on(self, report):
+        """Waits until the ps are there again, and what the chief has restored."""
+        print("lost a ps: waiting for it, to go on from the last checkpoint")
+        self.lobby.wait_for_ps(self.args.patience)
+        if not self.chief:
+            self.lobby.wait_for_chief(self.args.patience)
+        report.lost = None
+
+    # --- End ------------------------------------------------------------------
+
+    def _end(self, session, report):
+        """Hands the report in; chief: waits for all, and says whether it is the end.
+
+        It is not if a ps was lost meanwhile, and updates with it.
+        """
+        session.run(self.report, {self.loss: report.mean_loss()})
         if not self.chief:
             return True
-        limit = tf.RunOptions(timeout_in_ms=1000 * ASK)
-        missing = set(range(len(self.args.worker_hosts))) - set(self.said) | {0}
-        while missing:
-            try:
-                text = session.run(self.collect, options=limit)
-                worker, said = json.loads(text)
-                self.said[worker] = said
-                missing.discard(worker)
-            except tf.errors.DeadlineExceededError:
-                for worker in sorted(missing):
-                    if not ports.answers(self.args.worker_hosts[worker]):
-                        print(f"worker {worker} is gone: the run ends without it")
-                        missing.discard(worker)
+        began, gone = time.monotonic(), set()
+        while True:
+            losses, silence_of = session.run(self.reports)
+            waited = time.monotonic() - began
+            missing = set(np.flatnonzero(np.isnan(losses)).tolist()) - gone
+            for worker in sorted(missing):
+                if min(silence_of[worker], waited) > GONE:
+                    print(f"worker {worker} is gone: the run ends without it")
+                    gone.add(worker)
+            if not missing - gone:
+                break
+            time.sleep(0.05)
+        self.losses = {k: None if k in gone else loss for k, loss in enumerate(losses)}
         return session.run(self.books.step) >= self.args.steps
 
     def account(self, session):
         """Chief: returns the books since step 0 as a dict, with what all have said."""
-        account = books.account(session.run(self.books.all), self.begun)
-        return {**account, "loss_per_worker": self.said}
+        kept = account(*session.run(self.books.all))
+        return {**kept, "loss_per_worker": self.losses}
 
-    def __exit__(self, kind, *_):
-        """Chief: when all is done, or training diverged, sends every ps home."""
-        if self.chief and kind in (None, FloatingPointError):
-            with tf.Session(self.target, config=self.config) as session:
-                session.run(self.dismiss)
+    def __exit__(self, kind, error, _):
+        """Tells the others why the run failed; chief: sends every ps home."""
+        self.lobby.heart.stop()
+        failed = kind is not None and issubclass(kind, Failure)
+        if not self.done and not failed:
+            return
+        with tf.Session(self.target, config=self.config) as session:
+            if failed:
+                session.run(self.fail, {self.text: str(error)})
+                time.sleep(3 if self.chief else 0)  # for the others to read it
+            if self.chief:
+                session.run(self.home)

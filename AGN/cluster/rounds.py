@@ -1,7 +1,7 @@
 """A round is pull, gradient, push, update; here they are made, many to a call.
 
 A `session.run` on a cluster costs several messages of its own, beside the two of a
-round. So ten rounds are built one after the other into one graph, each pull behind
+round. So ten rounds are built one after the other into one graph, each pull after
 this worker's own last update, and one call makes them all. Scripts call it.
 """
 
@@ -9,6 +9,7 @@ import collections
 import time
 
 from cluster import tensorflow_v1 as tf
+from cluster import watch
 
 SIZES = (1, 3, 10)  # rounds of a call: the most that CALL allows
 CALL = 1.0  # seconds that a call may take, so that log and Ctrl-C are not far
@@ -20,6 +21,10 @@ Round = collections.namedtuple("Round", "loss entry update local", defaults=[()]
 NONE = Round(None, None, (), ())  # what the first round of a call comes after
 
 
+def _wait(after):
+    return tf.control_dependencies(tf.nest.flatten(after))
+
+
 def pull(center, after=()):
     """Returns the center variable [P] on this worker, one message from each ps.
 
@@ -27,7 +32,7 @@ def pull(center, after=()):
     """
     pieces = []
     for i, variable in enumerate(center):
-        with tf.device(variable.device), tf.control_dependencies(after[i : i + 1]):
+        with tf.device(variable.device), _wait(after[i : i + 1]):
             pieces.append(variable.read_value())
     return tf.concat(pieces, axis=0)
 
@@ -47,8 +52,8 @@ def push(vector, center):
 def only_if(condition, make):
     """Runs the operation that `make()` returns if `condition` holds, a bool tensor.
 
-    Returns a tensor that is there in either case, after the operation if it ran. As
-    tf.cond, but it stays on the device where it is built: not a message between ps.
+    Returns a tensor that is there in either case, after the operation if it ran. Like
+    tf.cond, but it stays on one device, so that no message between ps is needed.
     """
     no, yes = tf.raw_ops.Switch(data=condition, pred=condition)
     with tf.control_dependencies([tf.identity(yes)]):
@@ -107,14 +112,18 @@ class Calls:
         """Makes rounds until the hooks should have a look, or the last update is made.
 
         `report.rounds(losses, entries)` takes note of them, and returns how many
-        updates are left to make.
+        updates are left to make. `report.lost` is set if a ps was lost.
         """
         calls = {n: session.make_callable(f) for n, f in self.fetches.items()}
         began = now = time.monotonic()
         left = report.left
         while left > 0 and now - began < LOOK:
             size = self.size(left)
-            losses, entries, _ = calls[size]()
+            try:
+                losses, entries, _ = calls[size]()
+            except watch.lost() as error:
+                report.lost = error
+                return
             before, now = now, time.monotonic()
             self.seconds = (now - before) / size
             left = report.rounds(losses, entries)

@@ -4,10 +4,21 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 
 from cluster import addresses, flags
 from cluster import tensorflow_v1 as tf
 from cluster.exits import fail
+
+LAUNCHER = "LAUNCHER"  # run.sh's process, in the environment
+
+
+def _follow_launcher():
+    """Ends this process when run.sh, which started it, was killed."""
+    while os.getppid() == int(os.environ[LAUNCHER]):
+        time.sleep(1)
+    os._exit(128 + signal.SIGTERM)
 
 
 def begin(args, problem, name="worker-0"):
@@ -29,14 +40,16 @@ def begin(args, problem, name="worker-0"):
     # Ctrl-C must also end a task that waits inside TensorFlow, where Python's own
     # handler would have to wait too.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if os.environ.get(LAUNCHER) == str(os.getppid()):
+        threading.Thread(target=_follow_launcher, daemon=True).start()
     try:
         os.makedirs(args.logdir, exist_ok=True)
         log = open(os.path.join(args.logdir, f"{name}.log"), "a")
     except OSError as error:
         fail(f"--logdir {args.logdir}: {error.strerror}")
-    # TensorFlow's C++ writes to descriptor 2, whatever sys.stderr is: the log gets
-    # the descriptor, the screen stays behind sys.stderr. Python's logging goes where
-    # the C++ goes.
+    # TensorFlow's C++ writes to descriptor 2, whatever sys.stderr is. So descriptor 2
+    # becomes the log, and sys.stderr a copy of what it was, the screen. Python's logging
+    # goes to the log too.
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
     os.dup2(log.fileno(), 2)

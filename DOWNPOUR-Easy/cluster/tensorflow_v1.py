@@ -20,8 +20,8 @@ if typing.TYPE_CHECKING:  # for editors
 @functools.cache
 def _module():
     # A third of the import is Keras, which TensorFlow can do without. It is hidden
-    # meanwhile; `tf.keras` loads it when somebody uses it. A fifth of the rest is a
-    # search for garbage among modules, which all stay.
+    # meanwhile; `tf.keras` loads it when somebody uses it. A fifth of the rest is
+    # garbage collection, which finds nothing: modules stay.
     hidden = "keras" not in sys.modules
     if hidden:
         sys.modules["keras"] = None

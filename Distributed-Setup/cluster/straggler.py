@@ -9,7 +9,7 @@ from cluster import tensorflow_v1 as tf
 
 
 def slowed(loss, args):
-    """Returns `loss`, made slower by --slow_workers: a straggler is one number.
+    """Returns `loss`, made slower by --slow_workers.
 
     The sleep is between pull and push, where a slow machine would spend its time.
     """

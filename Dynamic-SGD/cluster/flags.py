@@ -37,6 +37,7 @@ def parser(scheme, doc):
     add("--seed", type=natural, default=0, help="of the weights and the batches")
     add("--logdir", help="log files, checkpoints, result.json; an existing one resumes")
     add("--save_seconds", type=positive, default=30, help="between two checkpoints")
+    add("--patience", type=positive, default=60, help="seconds to wait for an answer")
     add("--check", action="store_true", help="check the flags and the data, and end")
     new.set_defaults(scheme=scheme)
     return new

@@ -1,0 +1,100 @@
+"""Waiting, aloud and not for ever; a sign of life for the ps. `protocol` calls it."""
+
+import threading
+import time
+
+from cluster import ports
+from cluster import tensorflow_v1 as tf
+from cluster.exits import AGAIN, leave_now
+
+SAY = 5  # seconds after which a task says what it waits for
+BEAT = 2  # seconds between two signs of life
+STARTING = 10  # times --patience: how long the other tasks may take to start
+
+# What a lost connection, a ps that came back, or a call that was cut short raises.
+LOST = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
+
+
+def lost():
+    """Returns the errors of TensorFlow that mean: not now, but perhaps later."""
+    return tuple(getattr(tf.errors, name) for name in LOST)
+
+
+def wait(test, what, patience, every=0.1):
+    """Returns once `test()` holds; after 5 s says `what` it waits for.
+
+    After `patience` seconds it ends the program: another start may help.
+    """
+    began, said = time.monotonic(), False
+    while not test():
+        waited = time.monotonic() - began
+        if waited > SAY and not said:
+            print(f"still waiting for {what()}", flush=True)
+            said = True
+        if waited > patience:
+            leave_now(f"no answer in {patience:.0f} s from {what()}", AGAIN)
+        time.sleep(every)
+
+
+class Heart(threading.Thread):
+    """worker: tells every ps every 2 s that it lives, and finds out whether they do.
+
+    `operations` has one for each ps. When one of these has not answered for `patience`
+    seconds the program ends, whatever it is doing: behind a cut cable a call waits for
+    ever.
+    """
+
+    also = (None, ())  # (graph, operations) that are run with every beat, of a scheme
+
+    def __init__(self, graph, target, config, operations, addresses, patience):
+        super().__init__(daemon=True)
+        self.graph, self.operations = graph, operations
+        self.target, self.config = target, config
+        self.addresses, self.patience = addresses, patience
+        self.stopped = threading.Event()
+
+    def stop(self):
+        """Returns when the thread has ended: at most after the call that it is in."""
+        self.stopped.set()
+        self.join(2 * SAY)
+
+    def run(self):
+        heard = [time.monotonic()] * len(self.operations)
+        options = tf.RunOptions(timeout_in_ms=1000 * SAY)
+        session = scheme = None
+        while not self.stopped.wait(BEAT):
+            if session is None:
+                session = tf.Session(self.target, self.graph, self.config)
+                if self.also[1]:
+                    scheme = tf.Session(self.target, self.also[0], self.config)
+            for ps, operation in enumerate(self.operations):
+                try:
+                    session.run(operation, options=options)
+                    heard[ps] = time.monotonic()
+                except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
+                    pass
+                except tf.errors.OpError:
+                    # It answers, but is not the ps of this session, or is empty.
+                    heard[ps], session = time.monotonic(), None
+                    break
+                silence = time.monotonic() - heard[ps]
+                if silence > self.patience and not self.stopped.is_set():
+                    where = f"ps {ps} at {self.addresses[ps]}"
+                    leave_now(f"no answer in {silence:.0f} s from {where}", AGAIN)
+            else:
+                try:
+                    if scheme:
+                        scheme.run(self.also[1], options=options)
+                except tf.errors.OpError:
+                    session = None
+        for used in (session, scheme):
+            if used is not None:
+                used.close()
+
+
+def silent_ps(addresses):
+    """Returns the index of the first ps at whose address nothing answers, or None."""
+    for index, address in enumerate(addresses):
+        if not ports.answers(address):
+            return index
+    return None

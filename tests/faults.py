@@ -1,0 +1,194 @@
+"""Faults: what happens to a run when one of its tasks is killed, stopped, or cut off.
+
+    python tests/faults.py                     the whole matrix, about 10 s a cell
+    python tests/faults.py --quick             one cell of each kind
+    python tests/faults.py --only HogWild,kill
+
+A cell is a scheme, a task, a fault, a moment, and whether run.sh may start a task again.
+It holds if the run ends in time, with the right status and one reason, with books that
+are exact, an accuracy as undisturbed, no process left, and no line printed again and
+again. The table goes to benchmarks/results/faults.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import itertools
+import pathlib
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+import launch
+
+sys.path.insert(0, str(launch.REPO / "tools"))
+import registry  # noqa: E402
+
+TASKS = (("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
+FAULTS = ("kill", "term", "stop")  # stop: SIGSTOP, and SIGCONT ten seconds later
+MOMENTS = ("start", "middle", "end")
+STOPPED = 10  # seconds
+TIMEOUT = 120  # seconds for a cell
+RESTART_STATUS = (0,)
+
+Cell = collections.namedtuple("Cell", "folder job index fault moment restarts")
+
+
+def cells(folders: list[str]) -> list[Cell]:
+    """Returns the matrix for these folders."""
+    product = itertools.product(folders, TASKS, FAULTS, MOMENTS, (True, False))
+    return [Cell(f, *task, fault, moment, again) for f, task, fault, moment, again in product]
+
+
+def quick(folders: list[str]) -> list[Cell]:
+    """Returns a cell of each kind, spread over the folders."""
+    chosen = [
+        Cell(folders[i % len(folders)], *task, fault, "middle", True)
+        for i, (task, fault) in enumerate(itertools.product(TASKS, ("kill", "stop")))
+    ]
+    return [*chosen, Cell(folders[0], "worker", 1, "kill", "middle", False)]
+
+
+def run(cell: Cell, where: pathlib.Path) -> dict:
+    """Makes the run of a cell; returns what became of it, see `verdict`."""
+    copy = launch.copy_of(cell.folder, where)
+    logdir = where / "logdir"
+    flags = ["--steps", "500", "--slow_workers", "0.01", "--save_seconds", "1"]
+    flags += ["--patience", "20"]
+    if "--window" in (copy / registry.script_of(cell.folder)).read_text():
+        flags += ["--window", "2"]
+    environment = dict(
+        NUM_PS="2",
+        LOGDIR=str(logdir),
+        TIMEOUT=str(TIMEOUT),
+        MAX_RESTARTS="2" if cell.restarts else "0",
+    )
+    began = time.monotonic()
+    with launch.run_sh(copy, *flags, **environment) as running:
+        struck = strike(running, cell)
+        status = running.wait(TIMEOUT + 30)
+        running.nothing_left()
+        lines = list(running.lines)
+    return dict(
+        cell=cell,
+        struck=struck,
+        status=status,
+        seconds=time.monotonic() - began,
+        lines=lines,
+        result=launch.result(logdir) if (logdir / "result.json").exists() else None,
+    )
+
+
+def strike(running: launch.Launch, cell: Cell) -> bool:
+    """Waits for the moment and does it; says whether the task was still there."""
+    marks = {
+        "start": "[ps 0] ps 0 of 2 serves",
+        "middle": "  loss ",
+        "end": "step 500/500",
+    }
+    running.wait_for(marks[cell.moment], 90)
+    try:
+        task = running.task(cell.job, cell.index)
+    except AssertionError:
+        return False
+    if cell.fault == "stop":
+        task.send_signal(signal.SIGSTOP)
+        timer = threading.Timer(STOPPED, task.send_signal, [signal.SIGCONT])
+        timer.daemon = True
+        timer.start()
+    else:
+        task.send_signal(signal.SIGKILL if cell.fault == "kill" else signal.SIGTERM)
+    return True
+
+
+def verdict(found: dict) -> list[str]:
+    """Returns what is wrong with what became of a cell, nothing if it holds."""
+    cell, status, lines = found["cell"], found["status"], found["lines"]
+    wrong = []
+    dies = found["struck"] and cell.fault != "stop"
+    ends_well = not dies or cell.restarts or status == 0
+    if ends_well:
+        if status != 0:
+            wrong.append(f"status {status}")
+        wrong += books(found["result"])
+    else:
+        expected = 137 if cell.fault == "kill" else 143
+        if status != expected:
+            wrong.append(f"status {status}, not {expected}")
+        if sum(line.startswith("run.sh: ") and "see" in line for line in lines) != 1:
+            wrong.append("not one reason")
+    if any("Traceback" in line for line in lines):
+        wrong.append("a traceback")
+    numbers = re.compile(r"\d+(\.\d+)?")
+    again = collections.Counter(
+        numbers.sub("N", line) for line in lines if "  loss " not in line
+    )
+    wrong += [f"{count} times: {line}" for line, count in again.items() if count > 6]
+    return wrong
+
+
+def books(result: dict | None) -> list[str]:
+    """Returns what is wrong with the result of a run that ended well."""
+    if result is None:
+        return ["no result.json"]
+    wrong = []
+    if result["global_steps"] != 500:
+        wrong.append(f"{result['global_steps']} steps")
+    rounds = sum(result["rounds_per_worker"].values()) - result["gradients_dropped"]
+    each = result["flags"].get("replicas_to_aggregate", 1)
+    if rounds != 500 * each:
+        wrong.append(f"{rounds} rounds in the books, not {500 * each}")
+    if result["test_accuracy"] < 0.85:
+        wrong.append(f"accuracy {result['test_accuracy']:.3f}")
+    return wrong
+
+
+def table(rows: list[dict]) -> str:
+    """Returns the matrix as Markdown."""
+    lines = [
+        "| scheme | task | fault | moment | may start again | status | seconds | holds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cell, wrong = row["cell"], verdict(row)
+        again = "yes" if cell.restarts else "no"
+        holds = "; ".join(wrong) or "yes"
+        lines.append(
+            f"| {cell.folder} | {cell.job} {cell.index} | {cell.fault} | {cell.moment} "
+            f"| {again} | {row['status']} | {row['seconds']:.0f} | {holds} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Runs the matrix and writes it down; status 1 if a cell does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one cell of each kind")
+    parser.add_argument("--only", default="", help="words that a cell must have, by comma")
+    args = parser.parse_args()
+    folders = [f for f in registry.folders("ps") if f != "Distributed-Setup"]
+    chosen = quick(["HogWild", "Synchronous-SGD"]) if args.quick else cells(folders)
+    words = [word for word in args.only.split(",") if word]
+    chosen = [c for c in chosen if all(w in map(str, c) for w in words)]
+    rows, began = [], time.monotonic()
+    for number, cell in enumerate(chosen, 1):
+        with tempfile.TemporaryDirectory() as where:
+            rows.append(run(cell, pathlib.Path(where)))
+        left = (time.monotonic() - began) / number * (len(chosen) - number)
+        holds = "; ".join(verdict(rows[-1])) or "holds"
+        print(f"{number}/{len(chosen)} {' '.join(map(str, cell))}: {holds}; {left:.0f} s left")
+    target = launch.REPO / "benchmarks" / "results" / "faults.md"
+    target.parent.mkdir(exist_ok=True)
+    command = " ".join(["python tests/faults.py", *sys.argv[1:]])
+    head = f"`{command}`, {datetime.date.today()}, 2 cores, TensorFlow 2.21.\n\n"
+    target.write_text(head + table(rows))
+    return int(any(verdict(row) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
