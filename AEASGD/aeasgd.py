@@ -85,7 +85,10 @@ def graph(args, center, kept, shared, batch, loss, last):
         return i + 1, local, tf.zeros_like(exchanged), value
 
     with tf.name_scope("gradient"):
-        begin = 0, before, elastic, 0.0
+        # Not before w is here: the loop would draw its mini-batches too early.
+        with tf.control_dependencies([pulled]):
+            zero = tf.constant(0)
+        begin = zero, before, elastic, 0.0
         _, after, _, value = tf.while_loop(
             lambda i, *_: i < args.window, local_step, begin, parallel_iterations=1
         )
@@ -134,8 +137,9 @@ def main():
         kept = books.Books(args)
         shared = state(args, center, kept)
         loss = straggler.slowed(learning.loss, args)
+        batch = rounds.in_turn(learning.batch)
         calls = rounds.Calls(
-            lambda last: graph(args, center, kept, shared, learning.batch, loss, last)
+            lambda last: graph(args, center, kept, shared, batch, loss, last)
         )
         test = learning.test(center.as_tensor())
 

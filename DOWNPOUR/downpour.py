@@ -96,9 +96,11 @@ def graph(args, center, kept, shared, batch, loss, last):
     # The optimizer's slots are made as the copy is: this worker's own.
     own_slots = tf.variable_creator_scope(own), tf.device(copy.device)
     with tf.name_scope("gradient"), own_slots[0], own_slots[1]:
-        with tf.control_dependencies(last.local):
+        # Nor does the loop begin before w is here: it would draw its batches too early.
+        with tf.control_dependencies([pulled, *last.local]):
             local = copy.assign(pulled).read_value()
-        begin = 0, local, tf.zeros_like(pulled), 0.0
+            zero = tf.constant(0)
+        begin = zero, local, tf.zeros_like(pulled), 0.0
         _, after, total, value = tf.while_loop(
             lambda i, *_: i < args.window, local_step, begin, parallel_iterations=1
         )
@@ -146,8 +148,9 @@ def main():
         kept = books.Books(args)
         shared = state(args, center, kept)
         loss = straggler.slowed(learning.loss, args)
+        batch = rounds.in_turn(learning.batch)
         calls = rounds.Calls(
-            lambda last: graph(args, center, kept, shared, learning.batch, loss, last)
+            lambda last: graph(args, center, kept, shared, batch, loss, last)
         )
         test = learning.test(center.as_tensor())
 

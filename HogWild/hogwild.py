@@ -105,8 +105,9 @@ def main():
         kept = books.Books(args)
         shared = state(args, center, kept)
         loss = straggler.slowed(learning.loss, args)
+        batch = rounds.in_turn(learning.batch)
         calls = rounds.Calls(
-            lambda last: graph(args, center, kept, shared, learning.batch, loss, last)
+            lambda last: graph(args, center, kept, shared, batch, loss, last)
         )
         test = learning.test(center.as_tensor())
 

@@ -42,8 +42,8 @@ def graph(args, center, global_step, batch, loss, last):
     with tf.name_scope("update"):
         update = center.assign_sub(args.learning_rate * gradient, read_value=False)
         with tf.control_dependencies([update]):
-            number = global_step.assign_add(1)
-    return rounds.Round(value, books.entry_of_one_process(number), [update])
+            number = tf.identity(global_step.assign_add(1))
+    return rounds.Round(value, books.entry_of_one_process(number), [number])
 
 
 # --- Training ----------------------------------------------------------------
@@ -57,10 +57,9 @@ def main():
     learning = problem.build(data, args.batch_size, args.seed)
     center = tf.get_variable("center", initializer=learning.start)
     global_step = tf.train.get_or_create_global_step()
+    batch = rounds.in_turn(learning.batch)
     calls = rounds.Calls(
-        lambda last: graph(
-            args, center, global_step, learning.batch, learning.loss, last
-        )
+        lambda last: graph(args, center, global_step, batch, learning.loss, last)
     )
     test = learning.test(center.read_value())
 
@@ -83,6 +82,8 @@ def main():
             calls.make(step_context.session, notes)
 
         begun = notes.look(session.run(global_step))
+        if begun:
+            print(f"resumes from global step {begun}")
         while notes.look(session.run(global_step)) < args.steps:
             session.run_step_fn(make_rounds)
             notes.draw(session)

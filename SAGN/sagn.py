@@ -78,7 +78,10 @@ def graph(args, center, kept, shared, batch, loss, last):
         return i + 1, local, total + gradient, value
 
     with tf.name_scope("gradient"):
-        begin = 0, pulled, tf.zeros_like(pulled), 0.0
+        # Not before w is here: the loop would draw its mini-batches too early.
+        with tf.control_dependencies([pulled]):
+            zero = tf.constant(0)
+        begin = zero, pulled, tf.zeros_like(pulled), 0.0
         _, _, total, value = tf.while_loop(
             lambda i, *_: i < args.window, local_step, begin, parallel_iterations=1
         )
@@ -135,8 +138,9 @@ def main():
         kept = books.Books(args)
         shared = state(args, center, kept)
         loss = straggler.slowed(learning.loss, args)
+        batch = rounds.in_turn(learning.batch)
         calls = rounds.Calls(
-            lambda last: graph(args, center, kept, shared, learning.batch, loss, last)
+            lambda last: graph(args, center, kept, shared, batch, loss, last)
         )
         test = learning.test(center.as_tensor())
 

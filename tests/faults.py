@@ -4,8 +4,8 @@
     python tests/faults.py --quick             one cell of each kind
     python tests/faults.py --only HogWild,kill
 
-A cell is a scheme, a task, a fault, a moment, and whether run.sh may start a task again.
-It holds if the run ends in time, with the right status and one reason, with books that
+A cell is a scheme, a task, a fault, a moment, and whether run.sh may restart a task. It
+holds if the run ends in time, with the right status and one reason, with books that
 are exact, an accuracy as undisturbed, no process left, and no line printed again and
 again. The table goes to benchmarks/results/faults.md.
 """
@@ -25,16 +25,13 @@ import threading
 import time
 
 import launch
-
-sys.path.insert(0, str(launch.REPO / "tools"))
-import registry  # noqa: E402
+import registry
 
 TASKS = (("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
 FAULTS = ("kill", "term", "stop")  # stop: SIGSTOP, and SIGCONT ten seconds later
 MOMENTS = ("start", "middle", "end")
 STOPPED = 10  # seconds
 TIMEOUT = 120  # seconds for a cell
-RESTART_STATUS = (0,)
 
 Cell = collections.namedtuple("Cell", "folder job index fault moment restarts")
 
@@ -42,7 +39,10 @@ Cell = collections.namedtuple("Cell", "folder job index fault moment restarts")
 def cells(folders: list[str]) -> list[Cell]:
     """Returns the matrix for these folders."""
     product = itertools.product(folders, TASKS, FAULTS, MOMENTS, (True, False))
-    return [Cell(f, *task, fault, moment, again) for f, task, fault, moment, again in product]
+    return [
+        Cell(f, *task, fault, moment, again)
+        for f, task, fault, moment, again in product
+    ]
 
 
 def quick(folders: list[str]) -> list[Cell]:
@@ -151,7 +151,7 @@ def books(result: dict | None) -> list[str]:
 def table(rows: list[dict]) -> str:
     """Returns the matrix as Markdown."""
     lines = [
-        "| scheme | task | fault | moment | may start again | status | seconds | holds |",
+        "| scheme | task | fault | moment | restarts | status | seconds | holds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -169,7 +169,9 @@ def main() -> int:
     """Runs the matrix and writes it down; status 1 if a cell does not hold."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one cell of each kind")
-    parser.add_argument("--only", default="", help="words that a cell must have, by comma")
+    parser.add_argument(
+        "--only", default="", help="words that a cell must have, by comma"
+    )
     args = parser.parse_args()
     folders = [f for f in registry.folders("ps") if f != "Distributed-Setup"]
     chosen = quick(["HogWild", "Synchronous-SGD"]) if args.quick else cells(folders)
@@ -181,7 +183,8 @@ def main() -> int:
             rows.append(run(cell, pathlib.Path(where)))
         left = (time.monotonic() - began) / number * (len(chosen) - number)
         holds = "; ".join(verdict(rows[-1])) or "holds"
-        print(f"{number}/{len(chosen)} {' '.join(map(str, cell))}: {holds}; {left:.0f} s left")
+        name = " ".join(map(str, cell))
+        print(f"{number}/{len(chosen)} {name}: {holds}; {left:.0f} s left")
     target = launch.REPO / "benchmarks" / "results" / "faults.md"
     target.parent.mkdir(exist_ok=True)
     command = " ".join(["python tests/faults.py", *sys.argv[1:]])

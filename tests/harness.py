@@ -25,9 +25,9 @@ import numpy as np
 
 # With it come the modules of cluster/ and problem.py, the same in every folder.
 tf = launch.load("Distributed-Setup").tf
-books, checkpoint, rounds = (
+account, books, checkpoint, exits, rounds, rows = (
     importlib.import_module(f"cluster.{name}")
-    for name in ("books", "checkpoint", "rounds")
+    for name in ("account", "books", "checkpoint", "exits", "rounds", "rows")
 )
 
 WORKERS = 4  # tasks of a cluster; a run may use fewer
@@ -66,8 +66,11 @@ def servers(num_ps: int) -> tuple:
         base = launch.free_ports(num_ps + WORKERS)
         hosts = [f"localhost:{base + i}" for i in range(num_ps + WORKERS)]
         spec = tf.train.ClusterSpec({"ps": hosts[:num_ps], "worker": hosts[num_ps:]})
-        # Tests make rounds wait in Python, each in a thread of its server.
-        config = tf.ConfigProto(inter_op_parallelism_threads=16)
+        # Tests make rounds wait in Python, each in a thread of its server. The second
+        # CPU device stands for a GPU.
+        config = tf.ConfigProto(
+            inter_op_parallelism_threads=16, device_count={"CPU": 2}
+        )
         started = [
             tf.train.Server(spec, job_name=job, task_index=i, config=config)
             for job, count in (("ps", num_ps), ("worker", WORKERS))
@@ -130,13 +133,13 @@ class Worker:
         setter = tf.train.replica_device_setter(cluster=spec, worker_device=self.device)
         with self.graph.as_default(), self.graph.container(run.name), tf.device(setter):
             start, batch, loss, initializer, feed = run.problem(self, index)
-            args = run.args(index)
+            args, batch = run.args(index), rounds.in_turn(batch)
             pieces = tf.fixed_size_partitioner(run.num_ps)
             center = tf.get_variable("center", initializer=start, partitioner=pieces)
             self.kept = kept = books.Books(args)
             shared = run.module.state(args, center, kept)
             # What a round's pull brings: the vector, and what it is counted by.
-            count = (kept, "read_step") if run.asynchronous else (shared[0], "wait")
+            count = (kept, "read_step") if run.asynchronous else (shared, "wait")
             sources = [(rounds, "pull"), count] if run.rounds == 1 else []
             with contextlib.ExitStack() as stack:
                 found = [stack.enter_context(noted(*source)) for source in sources]
@@ -158,7 +161,11 @@ class Worker:
                 for name, v in self.variables.items()
                 if name.endswith("/Adagrad") and name not in self.local
             }
-            self.close, self.open, self.join = kept.close(), kept.open(), kept.join()
+            run_ = kept.incarnation
+            self.close, self.join = run_.close(), run_.join(f"test {index}")
+            self.open, self.wake = run_.open("", kept.prepare()), run_.on_open
+            self.beat = run_.beat()
+            self.also = run_.on_beat
             initial = tf.group(tf.global_variables_initializer(), self.close)
             local = tf.group(tf.local_variables_initializer(), initializer)
             self.saver = checkpoint.saver(self.close)
@@ -202,7 +209,7 @@ class Worker:
         made = []
         for count in itertools.cycle(counts or [self.run.rounds]):
             made += self.call(count)
-            if made[-1].what not in (books.APPLIED, books.LATE):
+            if made[-1].what not in (rows.APPLIED, rows.LATE):
                 return made
             assert len(made) < 100 * self.kept.steps, "it does not end"
         raise AssertionError("no counts")
@@ -275,7 +282,6 @@ class Run:
         self.chief = self.workers[0]
         if restore:
             self.chief.saver.restore(self.chief.session, restore)
-        self.begun = None
         self.open()
         for k in range(len(streams)) if joins is None else joins:
             self.join(k)
@@ -290,7 +296,7 @@ class Run:
     def open(self) -> None:
         """The chief begins an incarnation; nobody has joined it yet."""
         self.chief.session.run(self.chief.open)
-        self.begun = self.chief.session.run(self.chief.kept.all)
+        self.chief.session.run(self.chief.wake)
 
     def join(self, k: int) -> None:
         """Worker k joins the incarnation."""
@@ -358,9 +364,9 @@ class Run:
 
     def account(self) -> dict:
         """Returns the books as they go into result.json."""
-        return books.account(self.chief.session.run(self.chief.kept.all), self.begun)
+        return account.account(*self.chief.session.run(self.chief.kept.all))
 
     def table(self) -> dict[str, list[int]]:
         """Returns the books' columns, an entry a worker."""
         table = self.chief.session.run(self.chief.kept.all)[0]
-        return {name: table[:, i].tolist() for i, name in enumerate(books.COLUMNS)}
+        return {name: table[:, i].tolist() for i, name in enumerate(rows.COLUMNS)}

@@ -16,7 +16,17 @@ import launch
 import numpy as np
 import pytest
 import rules
-from harness import ASYNCHRONOUS, STREAMS, Run, books, in_turn, rounds, schedule_s, tf
+from harness import (
+    ASYNCHRONOUS,
+    STREAMS,
+    Run,
+    books,
+    in_turn,
+    rounds,
+    rows,
+    schedule_s,
+    tf,
+)
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +46,7 @@ def same(played: list, expected: list, tolerance: float = 1e-6, scale: float = 1
     """Asserts that every push was applied, and its number, staleness and center."""
     assert len(played) == len(expected)
     for number, (push, (staleness, w)) in enumerate(zip(played, expected, strict=True)):
-        assert push[:3] == (number + 1, staleness, books.APPLIED)
+        assert push[:3] == (number + 1, staleness, rows.APPLIED)
         w = np.broadcast_to(w, push.center.shape) / scale
         np.testing.assert_allclose(push.center / scale, w, tolerance, tolerance)
 
@@ -440,7 +450,7 @@ def test_the_number_waits_for_the_count_at_the_pull(folder, monkeypatch) -> None
     monkeypatch.setattr(books.Books, "read_step", late)
     with Run(folder, streams=STREAMS[:1]) as run:
         pushes = [run.chief.push() for _ in range(3)]
-    assert [push[:3] for push in pushes] == [(n, 0, books.APPLIED) for n in (1, 2, 3)]
+    assert [push[:3] for push in pushes] == [(n, 0, rows.APPLIED) for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("folder", COUNTED)
@@ -516,7 +526,7 @@ def test_one_process_makes_many_updates_a_call(count: int) -> None:
     schedule = harness.parse(in_turn(24, "A"))
     ((_, expected),) = rules.hogwild(schedule, streams([1, 3]), 0.0, 0.1)[-1:]
     np.testing.assert_allclose(center, [expected] * 3, rtol=1e-5)
-    assert entries == [[n + 1, 0, books.APPLIED] for n in range(24)]
+    assert entries == [[n + 1, 0, rows.APPLIED] for n in range(24)]
 
 
 def test_one_hogwild_worker_goes_the_way_of_one_process() -> None:

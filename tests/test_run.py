@@ -135,8 +135,9 @@ def test_killed_resumed_and_nothing_to_do(folder, job, index, tmp_path):
         assert run.wait(30) == 137, run.output
         assert time.monotonic() - cause < WITHIN
         run.nothing_left()
-    ended = f"run.sh: {job} {index} ended with status 137; see {job}-{index}.log in "
-    assert run.lines[-1] == ended + str(logdir)
+    ended = f"run.sh: {job} {index} ended with status 137; "
+    assert run.lines[-1].startswith(ended), run.output
+    assert run.lines[-1].endswith(f"see {job}-{index}.log in {logdir}"), run.output
     assert not (logdir / "result.json").exists()
 
     more = {"NUM_PS": "2", "NUM_WORKERS": "1"} if distributed else {}
@@ -144,7 +145,6 @@ def test_killed_resumed_and_nothing_to_do(folder, job, index, tmp_path):
     with run_sh(copy, *command, BASE_PORT=str(base), **more) as run:
         assert run.wait() == 0, run.output
         run.nothing_left()
-    assert launch.free_ports(3) == base
     strange = [line for line in run.lines if not LINE.fullmatch(line)]
     assert not strange, run.output
     resumed = resumed_at(run) if distributed else result(logdir)["resumed_from"]
@@ -208,7 +208,7 @@ def test_a_worker_that_dies_ends_the_run(index, tmp_path):
         assert run.wait(30) == 137, run.output
         assert time.monotonic() - cause < WITHIN
         run.nothing_left()
-    assert f"run.sh: worker {index} ended with status 137; see " in run.lines[-1]
+    assert f"run.sh: worker {index} ended with status 137; " in run.lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,6 @@ def test_a_ps_that_dies_when_the_others_have_left(tmp_path):
     assert "worker 1 is gone: the run ends without it" in run.output
     assert result(logdir)["global_steps"] == 3
     assert result(logdir)["rounds_per_worker"] == {"0": 3, "1": 0}
-    assert list(result(logdir)["loss_per_worker"]) == ["0"]
 
 
 def test_by_hand_a_killed_worker_does_not_keep_the_others(tmp_path):
@@ -401,7 +400,6 @@ def test_by_hand_a_killed_worker_does_not_keep_the_others(tmp_path):
     done = result(tmp_path / "logdir")
     assert done["global_steps"] == 1000
     check_books("HogWild", done, 2)  # also of the worker that was killed in mid-call
-    assert list(done["loss_per_worker"]) == ["0"]
 
 
 def test_four_workers_start_together(tmp_path):

@@ -15,7 +15,7 @@ import harness
 import numpy as np
 import pytest
 import rules
-from harness import STREAMS, SYNCHRONOUS, Run, books, tf
+from harness import STREAMS, SYNCHRONOUS, Run, rows, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import copy_of, load, result, run_sh
@@ -50,7 +50,7 @@ def trace(run: Run, updates: int, order=None) -> list[np.ndarray]:
         turn = list(order(t) if order else workers)
         for k in turn:
             push = run.workers[k].push()
-            assert push[:3] == (t + 1, 0, books.APPLIED)
+            assert push[:3] == (t + 1, 0, rows.APPLIED)
             if k != turn[-1]:
                 np.testing.assert_array_equal(push.center, before)
         before = push.center
@@ -258,7 +258,7 @@ def test_nobody_fills_the_slot_of_a_delayed_worker(folder, num_ps):
     options = dict(num_ps=num_ps, start=[0.0, 0.0])
     with Run(folder, *PARENT[folder], **options) as run:
         (push,) = run.play("pull B, pull A, push A")
-        assert push[:3] == (1, 0, books.APPLIED) and np.all(push.center == 0)
+        assert push[:3] == (1, 0, rows.APPLIED) and np.all(push.center == 0)
         assert run.workers[0].waits()  # A has had its turn, and gets no second token
         assert run.chief.step() == 0
         (push,) = run.play("push B")
@@ -281,16 +281,16 @@ def test_a_late_gradient_is_dropped_and_nobody_fills_two_slots(folder, num_ps):
         assert run.chief.step() == 0
         made += run.play("push B, push A, push B")
         assert [push[:3] for push in made] == [
-            (number, 0, books.APPLIED) for number in (1, 1, 2, 2)
+            (number, 0, rows.APPLIED) for number in (1, 1, 2, 2)
         ]
         np.testing.assert_allclose(made[-1].center, [0.77, 0.77], atol=1e-6)
         # A gradient of step 0, at w = 0, towards 100.
         (late,) = run.play("push C")
-        assert late[:3] == (1, 0, books.LATE) and run.chief.step() == 2
+        assert late[:3] == (1, 0, rows.LATE) and run.chief.step() == 2
         np.testing.assert_array_equal(late.center, made[-1].center)
         # It has three tokens by now, and takes them as one: the newest.
         (fresh,) = run.play("push C")
-        assert fresh[:3] == (3, 0, books.APPLIED)
+        assert fresh[:3] == (3, 0, rows.APPLIED)
         assert run.workers[2].waits() and run.chief.step() == 2
         table, account = run.table(), run.account()
         assert table["rounds"] == [2, 2, 1] and table["dropped"] == [0, 0, 1]
@@ -311,7 +311,7 @@ def test_the_same_gradient_twice_fills_one_slot(folder):
         first = worker.push()
         worker.held = held
         again = worker.push()
-        assert [first.what, again.what] == [books.APPLIED, books.LATE]
+        assert [first.what, again.what] == [rows.APPLIED, rows.LATE]
         assert run.chief.step() == 0 and run.account()["gradients_dropped"] == 1
         (push,) = run.play("push B")
         # A's second mini-batch was for the push that did not count.
@@ -323,9 +323,9 @@ def test_a_gradient_of_an_older_step_never_counts():
     with Run(SSGD, "--replicas_to_aggregate=1") as run:
         made = run.play("pull B, push A, push B, push A")
     assert [push[:3] for push in made] == [
-        (1, 0, books.APPLIED),
-        (1, 0, books.LATE),
-        (2, 0, books.APPLIED),
+        (1, 0, rows.APPLIED),
+        (1, 0, rows.LATE),
+        (2, 0, rows.APPLIED),
     ]
     np.testing.assert_allclose([p.center[0] for p in made], [0.1, 0.1, 0.39], atol=1e-6)
 
@@ -335,7 +335,7 @@ def test_a_backup_worker_that_is_always_late_does_not_count():
         made = run.play("pull B, push A, push A, push A, push A, push B")
     found = [float(push.center[0]) for push in made]
     np.testing.assert_allclose(found, [0.1, 0.39, 0.451, 0.7059, 0.7059], atol=1e-6)
-    assert made[-1].what == books.LATE
+    assert made[-1].what == rows.LATE
 
 
 # --- It ends ------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_after_the_last_update_nobody_waits_and_nothing_changes(folder, num_ps):
         for _ in range(3):
             for worker in run.workers:
                 push = worker.push()
-                assert push.what == books.OVER
+                assert push.what == rows.OVER
                 np.testing.assert_array_equal(push.center, last)
         assert run.chief.step() == 3 and run.table() == books_then
 

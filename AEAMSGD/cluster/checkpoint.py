@@ -20,12 +20,22 @@ def saver(close=(), alive=lambda session: False):
                 return
             session.run(close)
             try:
+                self._check_shapes(tf.train.load_checkpoint(path))
                 super().restore(session, path)
             except (tf.errors.UnavailableError, tf.errors.AbortedError):
                 raise  # the ps may come back
             except (tf.errors.OpError, ValueError) as error:
                 reason = str(error).rpartition("Original error:")[2].strip()
                 fail(f"cannot resume from {path}: {reason.splitlines()[0]}", 1)
+
+        @staticmethod
+        def _check_shapes(reader):
+            # Where a variable is one piece TensorFlow takes another shape for it.
+            found = reader.get_variable_to_shape_map()
+            for variable in tf.global_variables():
+                name, shape = variable.op.name, variable.shape
+                if not shape.is_compatible_with(found.get(name, shape)):
+                    raise ValueError(f"{name} is {found[name]} there, {shape} here")
 
         def save(self, *args, **kwargs):
             try:

@@ -13,7 +13,7 @@ from cluster import watch
 
 SIZES = (1, 3, 10)  # rounds of a call: the most that CALL allows
 CALL = 1.0  # seconds that a call may take, so that log and Ctrl-C are not far
-LOOK = 0.5  # seconds between two looks of the session's hooks
+LOOK = 1.0  # seconds between two looks of the session's hooks
 
 # The tensors of one round: the loss, the Entry that ps 0 made, and what the next round
 # of this worker waits for, on each ps (`update`) and on the worker (`local`).
@@ -76,6 +76,25 @@ def update(variables, pushed, applied, rule):
             condition = tf.identity(applied)
             done.append(only_if(condition, lambda v=variable, p=piece: rule(v, p)))
     return done
+
+
+def in_turn(batch):
+    """Returns `batch`, drawing each mini-batch after the one before it.
+
+    Without that the rounds of a call would share them out in any order. In a loop,
+    which is a graph of its own, they are in order anyhow.
+    """
+    graph, drawn = tf.get_default_graph(), []
+
+    def draw():
+        if tf.get_default_graph() is not graph:
+            return batch()
+        with tf.control_dependencies(drawn[-1:]):
+            tensors = batch()
+        drawn.extend(tf.nest.flatten(tensors)[:1])
+        return tensors
+
+    return draw
 
 
 class Calls:

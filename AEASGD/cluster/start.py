@@ -48,8 +48,8 @@ def begin(args, problem, name="worker-0"):
     except OSError as error:
         fail(f"--logdir {args.logdir}: {error.strerror}")
     # TensorFlow's C++ writes to descriptor 2, whatever sys.stderr is. So descriptor 2
-    # becomes the log, and sys.stderr a copy of what it was, the screen. Python's logging
-    # goes to the log too.
+    # becomes the log, and sys.stderr a copy of what it was, the screen. Python's own
+    # logging goes to the log too.
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
     os.dup2(log.fileno(), 2)

@@ -30,6 +30,9 @@ class Books:
         self.incarnation = Incarnation(args)
         with tf.device(self.device):
             self.step = tf.train.get_or_create_global_step()
+            # The hook that saves would read it by a condition on the worker, and wait
+            # for two answers of ps 0 instead of one.
+            tf.add_to_collection("global_step_read_op_cache", self.step.read_value())
         with tf.device(self.device):
             # The number of rows is open: a run may be resumed with other workers.
             rows = tf.zeros([0, len(COLUMNS)], tf.int64)

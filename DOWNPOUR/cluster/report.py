@@ -56,7 +56,7 @@ class Report:
         `losses` [n], `entries` [n, 3] as books.Entry.packed. Raises Failure
         if a loss is not finite.
         """
-        now = time.time()
+        now, last = time.time(), None
         self.times = (self.times or (now, now))[0], now
         for loss, (step, staleness, what) in zip(
             losses.tolist(), entries.tolist(), strict=True
@@ -71,15 +71,18 @@ class Report:
                     f"the loss is {loss} at global step {step}: training diverged; a "
                     f"smaller --learning_rate than {self.args.learning_rate} may hold"
                 )
-            # The first round, or the first after a restore of older weights.
-            if self.due is None or step < self.line_step:
-                self._next_line(now, step)
             self.notes.append((loss, staleness))
             self.loss_sum += loss
             self.rounds_made += 1
-            self.left = self.args.steps - step
-            if step >= self.due or now - self.line_time > self.patience:
-                self._line(now, step)
+            self.left, last = self.args.steps - step, step
+        if last is not None:
+            # The clock of a rate starts with the first call, or the first after a
+            # restore of older weights.
+            if self.due is None or last < self.line_step:
+                self._next_line(now, last)
+                self.patience = min(self.patience, 1)
+            elif last >= self.due or now - self.line_time > self.patience:
+                self._line(now, last)
         return 0 if self.stranger else self.left
 
     def _next_line(self, now, step):

@@ -42,10 +42,10 @@ def _rate(count, seconds):
 def of_one_process(step, begun, times, batch_size):
     """Returns what `account` does for a process without ps.
 
-    `times` are those of the first and the last update, in seconds.
+    `times` are those of the first and the last update, in seconds, if there was one.
     """
-    seconds = max(times[1] - times[0], 1e-6)
-    rate = (step - begun) / seconds
+    seconds = max(times[1] - times[0], 1e-6) if times else 0.0
+    rate = _rate(step - begun, seconds)
     return {
         "global_steps": step,
         "resumed_from": begun,

@@ -95,7 +95,7 @@ class Barrier:
 
         The newest of its tokens, as soon as it has one and `after` is done: so a late
         worker skips the steps that were made without it. After the last update nobody
-        waits.
+        waits, nor does who has to join first.
         """
 
         def newest():
@@ -104,7 +104,8 @@ class Barrier:
 
         with tf.device(self.kept.device), tf.control_dependencies(after):
             step = self.kept.step.read_value()
-            return tf.cond(step < self.kept.steps, newest, lambda: step)
+            waits = self.kept.incarnation.has_joined() & (step < self.kept.steps)
+            return tf.cond(waits, newest, lambda: step)
 
     def offer(self, t, pushed, examples, pulled):
         """Offers a gradient that was computed for step t; returns its Entry.
@@ -132,9 +133,10 @@ class Barrier:
                     updates=kept.row(**made) * tf.cast(applied, tf.int64),
                 )
             )
+            none = tf.zeros_like(t)
             what = tf.where(applied, rows.APPLIED, rows.LATE)
             what = tf.where(joined, tf.where(open_, what, rows.OVER), rows.STRANGER)
-        return kept.entry(t, tf.zeros_like(t), applied, what)
+        return kept.entry(t, none, applied, what)
 
     def complete(self, added, applied):
         """Returns whether this gradient, now added on every ps, is the step's last."""
