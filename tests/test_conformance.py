@@ -585,7 +585,7 @@ def test_placement(folder: str, num_ps: int) -> None:
         number = int(name.split("part_")[1][0]) if "part_" in name else 0
         number = number or int(name == "sum_1")
         assert where.endswith(f"/job:ps/replica:0/task:{number}"), name
-    assert shared | own | fresh == set(placed)
+    assert shared | own <= set(placed) <= shared | own | fresh
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ Module by module, a caller before what it calls:
     rounds         pull, push, update; many rounds in a call     (scripts, barrier)
     books          ps 0 numbers updates and keeps the books      (scripts)
     incarnation    what belongs to a start or a restore          (books, lobby, serve)
-    rows           names and numbers of the books                (books, report, account)
+    rows           names and numbers of the books                (books, report)
     straggler      --slow_workers, an experiment                 (scripts)
     start          first call of a task: LOGDIR, log, signals    (scripts)
     flags          flag types, the parser, the data              (scripts)
