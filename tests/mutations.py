@@ -139,9 +139,12 @@ def edits(node: ast.AST, names: list[str]) -> list[tuple[str, object]]:
         if ast.unparse(node.func) == "tf.control_dependencies":
             put(f"{text}: of nothing", "args", [ast.List([], ast.Load())])
         elif len(node.args) > 1:
-            for i in range(len(node.args)):
-                rest = node.args[:i] + node.args[i + 1 :]
-                put(f"{text}: without {ast.unparse(node.args[i])}", "args", rest)
+            last = ast.unparse(node.args[-1])
+            put(f"{text}: without {last}", "args", node.args[:-1])
+            for i in range(len(node.args) - 1):
+                turned = list(node.args)
+                turned[i : i + 2] = turned[i + 1], turned[i]
+                put(f"{text}: {ast.unparse(turned[i])} first", "args", turned)
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         if node.id in names:
             other = names[names.index(node.id) - 1]

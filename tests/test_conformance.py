@@ -494,10 +494,11 @@ def alone(problem: tuple, count: int, steps: int, eta: float = 0.1) -> tuple:
     args = types.SimpleNamespace(learning_rate=eta, steps=4000)
     with tf.Graph().as_default(), tf.Session() as session:
         start, batch, loss, initializer, feed = problem()
+        drawn = rounds.in_turn(batch)  # as its main does
         center = tf.get_variable("center", initializer=start)
         step = tf.train.get_or_create_global_step()
         calls = rounds.Calls(
-            lambda last: module.graph(args, center, step, batch, loss, last), [1, count]
+            lambda last: module.graph(args, center, step, drawn, loss, last), [1, count]
         )
         session.run([tf.global_variables_initializer(), initializer], feed)
         entries = []

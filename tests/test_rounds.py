@@ -301,10 +301,10 @@ def test_rounds_that_become_long_are_made_alone_from_then_on(monkeypatch) -> Non
     assert set(clock.made[6:]) == {1}
 
 
-def test_the_hooks_get_a_look_after_half_a_second(monkeypatch) -> None:
+def test_the_hooks_get_a_look_after_a_second(monkeypatch) -> None:
     clock = Clock(itertools.repeat(0.01), 10_000, monkeypatch)
     calls_of((1, 10)).make(clock, clock)
-    assert 0.5 <= clock.now < 0.7
+    assert 0.9 <= clock.now <= 1.0
 
 
 # --- Incarnations -------------------------------------------------------------
@@ -539,10 +539,14 @@ def messages(worker: harness.Worker, count: int) -> collections.Counter:
 
 @pytest.mark.parametrize("folder", ["HogWild", "AEASGD", "Synchronous-SGD", "SAGN"])
 def test_messages_of_a_call(folder: str) -> None:
-    """With one ps a round is one tensor each way; a call has one more: all entries."""
+    """With one ps a round is one tensor each way; a call has one more: all entries.
+
+    An elastic round says besides when its local steps are done, for the next pull.
+    """
+    more = int(folder == "AEASGD")
     with Run(folder, streams=STREAMS[:1], start=[0.0] * 40, rounds=10) as run:
         for count in (1, 10):
             assert messages(run.chief, count) == {
                 ("ps", "worker"): count + 1,
-                ("worker", "ps"): count,
+                ("worker", "ps"): count + more * (count - 1),
             }

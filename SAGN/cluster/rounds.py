@@ -136,8 +136,10 @@ class Calls:
         calls = {n: session.make_callable(f) for n, f in self.fetches.items()}
         began = now = time.monotonic()
         left = report.left
-        while left > 0 and now - began < LOOK:
+        while left > 0:
             size = self.size(left)
+            if now > began and now - began + size * self.seconds > LOOK:
+                return
             try:
                 losses, entries, _ = calls[size]()
             except watch.lost() as error:
