@@ -186,7 +186,9 @@ class Chosen:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and not self.first:
-            self.first = report.nodeid.rpartition("::")[2]
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = crash.message.splitlines()[0] if crash else ""
+            self.first = f"{report.nodeid.rpartition('::')[2]}: {why[:60]}"
 
 
 def noticed(folder: str | None) -> str:
@@ -208,7 +210,8 @@ def scheme(folder: str) -> list[str]:
     """Tries every change of a script; returns the ones that nobody notices."""
     path = launch.REPO / folder / launch.registry.script_of(folder)
     source, left, tried = path.read_text(), [], 0
-    assert not noticed(folder), f"{folder} fails as it is: {noticed(folder)}"
+    fails = noticed(folder)
+    assert not fails, f"{folder} fails as it is: {fails}"
     for line, what, tree in changes(ast.parse(source)):
         module = types.ModuleType(path.stem)
         module.__file__ = str(path)
@@ -247,7 +250,7 @@ def shared() -> list[str]:
 
 
 def main() -> None:
-    harness.LIMIT = 8
+    harness.LIMIT = 15
     left = []
     for name in sys.argv[1:] or [*harness.SCHEMES, "cluster"]:
         left += shared() if name == "cluster" else scheme(name)

@@ -254,11 +254,10 @@ def made_up_round(factor: float) -> dict:
 def test_overhead_tables() -> None:
     rounds = [made_up_round(factor) for factor in (1.0, 3.0, 2.0)]
     text = overhead.markdown(rounds, overhead.PARTS)
-    assert "| first update, 1 ps, 2 workers | 24.0 (12.0 to 36.0) |" in text
-    assert "| 1.20 | at most 1.5 | yes |" in text
-    assert "| HogWild over ClusterCoordinator, 1 ps, 2 workers | 2.25 |" in text
-    assert "over the same, one flat vector, 1 ps, 2 workers | 1.50 | at least" in text
-    assert "**no**" in text
+    start = "| 1 ps, 2 workers | 24.0 (12.0 to 36.0) | 20.0 (10.0 to 30.0) | 1.20 |"
+    assert start in text
+    assert "| ClusterCoordinator | 2.25 (2.25 to 2.25) |" in text
+    assert "| the same, one flat vector | 1.50 (1.50 to 1.50) |" in text
     for name in overhead.windowed():
         assert f"| {name} | 16,000 (10,667 to 32,000) | 1.00 |" in text
     # Parts of a round that were not measured are dashes.
@@ -268,11 +267,10 @@ def test_overhead_tables() -> None:
 def test_kept_rounds_are_of_this_code(tmp_path: Path) -> None:
     path = tmp_path / "overhead.json"
     now = overhead.code()
-    assert overhead.kept(path, now, False) == []
+    assert runs.kept(path, now) == []
     path.write_text(json.dumps({"code": now, "rounds": [{"x": 1}]}))
-    assert overhead.kept(path, now, False) == [{"x": 1}]
-    assert overhead.kept(path, now, True) == []
-    assert overhead.kept(path, {**now, "HogWild": "other"}, False) == []
+    assert runs.kept(path, now) == [{"x": 1}]
+    assert runs.kept(path, {**now, "HogWild": "other"}) == []
 
 
 def test_paste(tmp_path: Path) -> None:
@@ -297,6 +295,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     progress.add("second", 30.0)
     progress.add("third", 60.0)
     lines = capsys.readouterr().err.splitlines()
+    assert lines.pop(0) == "2 to make, about 1 min on 2 cores"
     assert lines[0] == "[1/3] first  kept, 0.5 min left"
     assert lines[1] == "[2/3] second  30 s, 2.0 a minute, 1.0 min left"
     assert lines[2] == "[3/3] third  60 s, 1.3 a minute, 0.0 min left"

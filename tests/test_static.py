@@ -275,7 +275,7 @@ def test_a_folder_has_the_modules_that_it_needs(tree: Path) -> None:
         "HogWild/cluster/notes.txt: not a module",
     ]
     script = hogwild / "hogwild.py"
-    edit(script, "from cluster import books, ", "from cluster import ")
+    edit(script, "    books,\n", "")
     script.write_text(script.read_text() + "\nfrom cluster import barrier\n")
     found = added(tree, before)
     assert "HogWild/cluster/barrier.py: nothing in HogWild imports it" not in found
@@ -356,7 +356,7 @@ def test_a_bad_script_is_found(old: str, new: str, finding: str, tree: Path) -> 
 def test_length_follows_from_the_family(folder: str, least: int, tree: Path) -> None:
     path = tree / folder / registry.script_of(folder)
     text = path.read_text().partition("# --- Graph")[0]
-    for count in (40, 300):
+    for count in (60, 300):
         before = copies.check(tree)[0]
         path.write_text(text + "\n" * (count - text.count("\n")))
         finding = f"{count} lines, not {least} to 190"

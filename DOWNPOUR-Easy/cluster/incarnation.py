@@ -86,7 +86,8 @@ class Incarnation:
         with tf.device(self.device):
             joined = self.joined[self.me].assign(self.number.read_value())
             owner = self.owners[self.me].assign(name)
-            return [joined.op, owner.op, *self.on_join]
+            # It lives from now on: not dead until its heart's first beat.
+            return [joined.op, owner.op, *self.beat(), *self.on_join]
 
     def has_joined(self):
         """Returns whether this worker's pushes count, bool on ps 0."""

@@ -42,7 +42,7 @@ class Protocol:
         self.look = [kept.step, run.reason, *[beats.value() for beats in run.beats]]
         with tf.device(kept.device):
             self.loss = tf.placeholder(tf.float64, [])
-            self.report = run.reports[args.task_index].assign(self.loss).op
+            self.report = run.reports[kept.me].assign(self.loss).op
             self.reports = run.reports.value(), silence(run.beats[0])
             self.text = tf.placeholder(tf.string, [])
             self.fail = run.reason.assign(self.text, read_value=False)
@@ -128,11 +128,7 @@ class Protocol:
             self._go_on(report)
         try:
             step, reason, *_ = session.run(self.look)
-        except (tf.errors.OpError, RuntimeError) as error:
-            if not isinstance(
-                error, (*watch.lost(), tf.errors.FailedPreconditionError)
-            ):
-                raise
+        except watch.lost() as error:
             report.lost = error
             return False
         if reason:

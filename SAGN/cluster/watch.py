@@ -11,8 +11,10 @@ SAY = 5  # seconds after which a task says what it waits for
 BEAT = 2  # seconds between two signs of life
 STARTING = 10  # times --patience: how long the other tasks may take to start
 
-# What a lost connection, a ps that came back, or a call that was cut short raises.
+# What a lost connection raises, a call that was cut short, or a ps that came back: it
+# does not know the session any more, or its variables are empty.
 LOST = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
+LOST += ("FailedPreconditionError",)
 
 
 def lost():

@@ -142,7 +142,9 @@ class Barrier:
         """Returns whether this gradient, now added on every ps, is the step's last."""
         kept = self.kept
         with kept.locked(added) as (joined, done):
-            counts = tf.logical_and(joined, applied)
+            # Not if the step was begun again meanwhile, see `_begin_again`.
+            taken = self.taken.read_value()[kept.me, ROUNDS] > 0
+            counts = joined & applied & taken
             me = tf.one_hot(kept.me, self.workers, True, False)
             arrived = self.arrived.read_value() | (me & counts)
             number = tf.reduce_sum(tf.cast(arrived, tf.int64))
