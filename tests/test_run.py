@@ -80,7 +80,8 @@ def test_tasks_that_die_and_come_back(folder, tmp_path):
     copy, logdir = copy_of(folder, tmp_path), tmp_path / "a logdir"
     before = launch.tree(copy)
     args = launch.defaults_of(folder)
-    steps, workers = min(800, args.steps), 2
+    # More where more tasks are killed.
+    steps, workers = min(800 if folder in KILLED else 400, args.steps), 2
     # A synchronous round takes as long as the slowest, so let all be faster there.
     seconds = 0.01 if hasattr(args, "replicas_to_aggregate") else 0.02
     slow = str(seconds / getattr(args, "window", 1))
@@ -104,7 +105,7 @@ def test_tasks_that_die_and_come_back(folder, tmp_path):
     check_books(folder, done, workers, resumed)
     assert min(done["rounds_per_worker"].values()) * 8 >= steps, done
     assert sorted(done["loss_per_worker"]) == ["0", "1"]
-    assert done["test_accuracy"] >= 0.95, done
+    assert done["test_accuracy"] >= (0.95 if folder in KILLED else 0.9), done
     accuracy = f"test accuracy {done['test_accuracy']:.4f} after {steps} global steps"
     assert accuracy in run.lines[-1]
     assert launch.tree(copy) == before

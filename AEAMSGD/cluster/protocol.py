@@ -116,8 +116,6 @@ class Protocol:
         self.lobby.heart.start()
         return self
 
-    # --- On the way -----------------------------------------------------------
-
     def finished(self, session, report):
         """Says whether all updates are made and the chief knows that all are here.
 
@@ -126,6 +124,10 @@ class Protocol:
         """
         if report.lost:
             self._go_on(report)
+        else:
+            report.lost = watch.loss(session, self.look)
+            if report.lost:
+                return False
         try:
             step, reason, *_ = session.run(self.look)
         except watch.lost() as error:
@@ -180,8 +182,8 @@ class Protocol:
 
     def account(self, session):
         """Chief: returns the books since step 0 as a dict, with what all have said."""
-        kept = account(*session.run(self.books.all))
-        return {**kept, "loss_per_worker": self.losses}
+        whole = account(*session.run(self.books.all))
+        return {**whole, "loss_per_worker": self.losses}
 
     def __exit__(self, kind, error, _):
         """Tells the others why the run failed; chief: sends every ps home."""

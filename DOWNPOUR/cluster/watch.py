@@ -22,6 +22,24 @@ def lost():
     return tuple(getattr(tf.errors, name) for name in LOST)
 
 
+def loss(session, fetch):
+    """Returns the error if a ps is not what it was, None if it is: by a bare look.
+
+    With hooks the session would begin anew at once, find a ps that the chief has not
+    filled yet, and look again only after 30 s.
+    """
+    found = []
+
+    def look(step_context):
+        try:
+            step_context.session.run(fetch)
+        except lost() as error:
+            found.append(error)
+
+    session.run_step_fn(look)
+    return found[0] if found else None
+
+
 def wait(test, what, patience, every=0.1):
     """Returns once `test()` holds; after 5 s says `what` it waits for.
 
