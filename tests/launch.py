@@ -61,12 +61,6 @@ def load(folder: str) -> types.ModuleType:
     return module
 
 
-def center_variable(tf: types.ModuleType, start: object, num_ps: int) -> object:
-    """Returns the center variable as the scripts' `main` makes it."""
-    pieces = tf.fixed_size_partitioner(num_ps)
-    return tf.get_variable("center", initializer=start, partitioner=pieces)
-
-
 def environment(**changes: str) -> dict[str, str]:
     """Returns the environment of a new user, with this Python and the changes."""
     unset = ("PYTHONPATH", "TF_CONFIG", "LOGDIR", "BASE_PORT", "TIMEOUT", "NUM_PS")

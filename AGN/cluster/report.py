@@ -53,7 +53,7 @@ class Report:
     def rounds(self, losses, entries):
         """Notes the rounds of a call; returns how many updates are left to make.
 
-        `losses` [n], `entries` [n, 3] as books.Entry.packed. Raises Failure
+        `losses` [n], `entries` [n, 3] as rows.Entry.packed. Raises Failure
         if a loss is not finite.
         """
         now, last = time.time(), None
@@ -133,7 +133,7 @@ class Report:
     def write(self, session, account):
         """Chief: tests the center variable, writes result.json, prints the last lines.
 
-        `account` is what books.account returns. Raises Failure if the test
+        `account` is what account.account returns. Raises Failure if the test
         loss is not finite.
         """
         step, logdir = account["global_steps"], self.args.logdir
