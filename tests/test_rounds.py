@@ -192,16 +192,29 @@ def test_books_with_a_backup_worker() -> None:
     """Three workers, two places: what is late is dropped, and in the books."""
     steps, eta = 60, 2.0**-6
     flags = [f"--learning_rate={eta}", f"--steps={steps}", "--replicas_to_aggregate=2"]
+    # Worker 2's first gradient is of step 0, and comes when step 0 has been left.
+    begun, left = threading.Event(), threading.Event()
+    passes = [0, 0, 0]
 
-    def slower(index, usual):
-        def slow_loss(w, c):
-            slept = tf.py_func(lambda: time.sleep(0.02), [], [])
-            with tf.control_dependencies([slept] if index == 2 else []):
+    def meet(index):
+        passes[index] += 1
+        if index == 2:
+            begun.set()
+            assert left.wait(harness.LIMIT)
+        else:
+            assert begun.wait(harness.LIMIT)
+            if passes[index] > 1:
+                left.set()
+
+    def meeting(index, usual):
+        def loss(w, c):
+            met = tf.py_func(lambda: meet(index), [], [])
+            with tf.control_dependencies([met]):
                 return tf.reduce_sum(w + 0 * c)
 
-        return slow_loss
+        return loss
 
-    options = dict(rounds=10, loss=slower, streams=[[0.0]] * 3)
+    options = dict(rounds=10, loss=meeting, streams=[[0.0]] * 3)
     with Run("Synchronous-SGD", *flags, **options) as run:
         made = run.at_once(lambda w: w.to_the_end([1, 10]))
         assert_books(run, made, steps)
