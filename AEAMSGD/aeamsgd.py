@@ -173,7 +173,7 @@ def main():
         def make_rounds(step_context):
             calls.make(step_context.session, notes)
 
-        # Loop: half a second of rounds in bare calls, then the hooks have a look.
+        # Loop: about a second of rounds in bare calls, then the hooks have a look.
         while not run.finished(session, notes):
             session.run_step_fn(make_rounds)
             notes.draw(session)

@@ -133,8 +133,9 @@ def _checked(arrays):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if not len(x.shape) or not x.size or not y.size:
             wrong(f"x_{part} {x.shape} and y_{part} {y.shape} must not be empty")
-        if not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
-            wrong(f"x_{part} must hold finite numbers")
+        real = any(np.issubdtype(x.dtype, kind) for kind in (np.integer, np.floating))
+        if not real or not np.isfinite(x).all():
+            wrong(f"x_{part} must hold finite numbers; it is {x.dtype}")
         if y.ndim != 1 or len(x) != len(y):
             wrong(f"y_{part} {y.shape} must be one label for each of {len(x)} images")
         if not np.issubdtype(y.dtype, np.integer):
@@ -142,6 +143,8 @@ def _checked(arrays):
         if x.shape[1:] != arrays["x_train"].shape[1:]:
             wrong(f"x_test images {x.shape[1:]} differ in shape from x_train's")
     classes = len(np.unique(arrays["y_train"]))
+    if classes < 2:
+        wrong("y_train has one class: there is nothing to learn")
     for part in ("train", "test"):
         outside = [
             int(v) for v in np.unique(arrays[f"y_{part}"]) if not 0 <= v < classes

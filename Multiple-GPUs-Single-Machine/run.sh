@@ -61,10 +61,17 @@ for argument; do
   previous=$argument
 done
 
+# Whoever reaches a port of TensorFlow owns the machine. So the tasks get a network of
+# their own, with nothing in it but them, if the system gives one to this user. In there
+# this script is started again, under the same number.
+alone='' network=(unshare --net)
+[ "$(id -u)" -eq 0 ] || network=(unshare --user --map-root-user --net)
+[ "${ALONE:-}" != "$$" ] || alone=yes
+
 # A run without ps is a single process: no cluster, no ports.
 cluster=()
 if [ "$NUM_PS" -gt 0 ]; then
-  ports=$("$PYTHON" "$here/cluster/ports.py" $((NUM_PS + NUM_WORKERS)) ${BASE_PORT:+"$BASE_PORT"})
+  ports=$("$PYTHON" "$here/cluster/ports.py" ${alone:+up} $((NUM_PS + NUM_WORKERS)) ${BASE_PORT:+"$BASE_PORT"})
   ps_hosts='' worker_hosts='' count=0
   for port in $ports; do
     if [ $((count += 1)) -le "$NUM_PS" ]; then
@@ -86,41 +93,51 @@ task() { # job index arguments: one task of the run, in this process
   exec "$PYTHON" "$here/$SCRIPT" ${role[@]+"${role[@]}"} --logdir "$LOGDIR" "$@"
 }
 
-# Whoever reaches a port of TensorFlow owns the machine. So the tasks get a network of
-# their own, with nothing in it but them, if the system gives one to this user.
-if [ "${ALONE:-}" != "$$" ]; then
+if [ -z "$alone" ]; then
+  probe=
+  if [ "$NUM_PS" -gt 0 ] && [ -z "${BASE_PORT:-}${OPEN_PORTS:-}" ]; then
+    "${network[@]}" "$PYTHON" "$here/cluster/ports.py" up 2>/dev/null &
+    probe=$!
+  fi
   # Flags and data are checked once, in one process, before any server starts.
   (task worker 0 "$@" --check)
-  if [ "$NUM_PS" -gt 0 ] && [ -z "${BASE_PORT:-}${OPEN_PORTS:-}" ]; then
-    network=(unshare --net)
-    [ "$(id -u)" -eq 0 ] || network=(unshare --user --map-root-user --net)
-    if "${network[@]}" "$PYTHON" "$here/cluster/ports.py" up 2>/dev/null; then
-      export ALONE=$$ LOGDIR # exec keeps the number of this process
-      exec "${network[@]}" bash "$here/run.sh" "$@"
-    fi
+  if [ -n "$probe" ] && wait "$probe"; then
+    export ALONE=$$ LOGDIR
+    exec "${network[@]}" bash "$here/run.sh" "$@"
+  elif [ -n "$probe" ]; then
     echo "run.sh: no network of its own here: whoever reaches this machine reaches the run"
   fi
-else
-  "$PYTHON" "$here/cluster/ports.py" up
 fi
 
 jobs=() indexes=() pids=() restarts=() reason=
 
-cleanup() {
-  local status=$? running pid wait=20
-  trap - EXIT
-  trap '' INT TERM HUP
-  # Not from `pids`: a task that has just been started may not be noted there yet.
-  running=$(jobs -rp)
-  for pid in $running; do
+end() { # pids: ends these tasks, in 2 s at the latest
+  local pid wait=20
+  for pid; do
     kill "$pid" 2>/dev/null || true
   done
-  for pid in $running; do
+  for pid; do
     while kill -0 "$pid" 2>/dev/null && [ $((wait -= 1)) -gt 0 ]; do
       sleep 0.1
     done
     kill -KILL "$pid" 2>/dev/null || true
   done
+}
+
+cleanup() {
+  local status=$? pid wait ps workers=
+  trap - EXIT
+  trap '' INT TERM HUP
+  # The workers first: the chief saves what the ps hold. Not from `pids`, where a task
+  # that has just been started may not be noted yet.
+  ps=" ${pids[*]+${pids[*]:0:NUM_PS}} "
+  for pid in $(jobs -rp); do
+    case $ps in *" $pid "*) ;; *) workers+=" $pid" ;; esac
+  done
+  # shellcheck disable=SC2086 # a word is a pid
+  end $workers
+  # shellcheck disable=SC2046
+  end $(jobs -rp)
   # The tasks' last lines are printed first; then come the reason and the prompt.
   wait=20
   while compgen -G "$LOGDIR/.printing-*" >/dev/null && [ $((wait -= 1)) -gt 0 ]; do
@@ -185,6 +202,7 @@ until=
 exec 2>/dev/null # bash itself would report every killed task
 while :; do
   left=0
+  if declare -F look >/dev/null; then look; fi
   for ((slot = 0; slot < NUM_PS + NUM_WORKERS; slot++)); do
     pid=${pids[slot]}
     [ -n "$pid" ] || continue

@@ -1,5 +1,6 @@
 """What a run prints, draws and writes: it is told all of it. Scripts call it."""
 
+import contextlib
 import json
 import os
 import time
@@ -123,6 +124,7 @@ class Report:
         try:
             writer = tf.summary.FileWriterCache.get(self.args.logdir)
             writer.add_summary(summary, step)
+            writer.flush()  # or who is killed takes the last points along
         except (tf.errors.OpError, OSError):
             pass  # training does not die of a curve
 
@@ -168,6 +170,8 @@ class Report:
         except OSError as error:
             print(f"the result is not written: {path}: {error.strerror}")
             self.unwritten = True
+            with contextlib.suppress(OSError):
+                os.remove(path + ".part")
         print(f"curves: tensorboard --logdir {logdir}")
         seconds, rate = account["seconds"], account["steps_per_second"]
         print(

@@ -1,5 +1,6 @@
 """Waiting, aloud and not for ever; a sign of life for the ps. `protocol` calls it."""
 
+import contextlib
 import threading
 import time
 
@@ -20,6 +21,21 @@ LOST += ("FailedPreconditionError",)
 def lost():
     """Returns the errors of TensorFlow that mean: not now, but perhaps later."""
     return tuple(getattr(tf.errors, name) for name in LOST)
+
+
+def silent():
+    """Returns the errors of TensorFlow that mean: no answer."""
+    return tf.errors.UnavailableError, tf.errors.DeadlineExceededError
+
+
+def in_time(config):
+    """Returns a session's configuration with a limit of 5 s for each of its calls.
+
+    Also for the first one, which waits until every ps has answered.
+    """
+    limited = tf.ConfigProto(operation_timeout_in_ms=1000 * SAY)
+    limited.MergeFrom(config)
+    return limited
 
 
 def loss(session, fetch):
@@ -69,7 +85,7 @@ class Heart(threading.Thread):
     def __init__(self, graph, target, config, operations, addresses, patience):
         super().__init__(daemon=True)
         self.graph, self.operations = graph, operations
-        self.target, self.config = target, config
+        self.target, self.config = target, in_time(config)
         self.addresses, self.patience = addresses, patience
         self.stopped = threading.Event()
 
@@ -80,33 +96,30 @@ class Heart(threading.Thread):
 
     def run(self):
         heard = [time.monotonic()] * len(self.operations)
-        options = tf.RunOptions(timeout_in_ms=1000 * SAY)
         session = scheme = None
         while not self.stopped.wait(BEAT):
             if session is None:
                 session = tf.Session(self.target, self.graph, self.config)
                 if self.also[1]:
                     scheme = tf.Session(self.target, self.also[0], self.config)
-            for ps, operation in enumerate(self.operations):
-                try:
-                    session.run(operation, options=options)
-                    heard[ps] = time.monotonic()
-                except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
-                    pass
-                except tf.errors.OpError:
-                    # It answers, but is not the ps of this session, or is empty.
-                    heard[ps], session = time.monotonic(), None
+            try:
+                for ps, operation in enumerate(self.operations):
+                    with contextlib.suppress(*silent()):
+                        session.run(operation)
+                        heard[ps] = time.monotonic()
+                        continue
+                    quiet = time.monotonic() - heard[ps]
+                    if quiet > self.patience and not self.stopped.is_set():
+                        where = f"ps {ps} at {self.addresses[ps]}"
+                        leave_now(f"no answer in {quiet:.0f} s from {where}", AGAIN)
                     break
-                silence = time.monotonic() - heard[ps]
-                if silence > self.patience and not self.stopped.is_set():
-                    where = f"ps {ps} at {self.addresses[ps]}"
-                    leave_now(f"no answer in {silence:.0f} s from {where}", AGAIN)
-            else:
-                try:
-                    if scheme:
-                        scheme.run(self.also[1], options=options)
-                except tf.errors.OpError:
-                    session = None
+                else:
+                    with contextlib.suppress(*silent()):
+                        if scheme:
+                            scheme.run(self.also[1])
+            except tf.errors.OpError:
+                # It answers, but is not the ps of this session, or is empty.
+                heard[ps], session = time.monotonic(), None
         for used in (session, scheme):
             if used is not None:
                 used.close()

@@ -6,6 +6,8 @@ The lock covers number and entry only; when the update is applied is up to the s
 
 import contextlib
 
+import numpy as np
+
 from cluster import tensorflow_v1 as tf
 from cluster.incarnation import Incarnation, temporary
 from cluster.rows import (
@@ -98,8 +100,11 @@ class Books:
 
     @staticmethod
     def row(**entries):
-        """Returns a row of the books, int64, with these entries and zeros."""
-        return tf.stack([tf.cast(entries.get(name, 0), tf.int64) for name in COLUMNS])
+        """Returns a row of the books, int64, with these entries and zeros.
+
+        A constant: with ten rounds in a graph, what need not be computed is left out.
+        """
+        return np.array([entries.get(name, 0) for name in COLUMNS], np.int64)
 
     def write(self, row, mark, applied, staleness):
         """Returns the operations that add to this worker's row, inside `locked`.
@@ -142,10 +147,9 @@ class Books:
             applied = tf.logical_and(joined, number < self.steps)
             # staleness := updates applied between pull and push
             staleness = tf.zeros_like(number) if seen is None else number - seen
-            row = self.row(
+            row = self.row(staleness=1) * staleness + self.row(
                 updates=1,
                 rounds=1,
-                staleness=staleness,
                 examples=examples,
                 pushed=size(*pushed),
                 pulled=size(pulled),

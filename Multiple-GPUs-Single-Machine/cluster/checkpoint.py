@@ -46,9 +46,10 @@ def saver(close=(), alive=lambda session: False):
                 raise
             except (tf.errors.OpError, ValueError, OSError) as error:
                 if not self.complained:
-                    print(
-                        f"cannot save: {str(error).splitlines()[0]}; training goes on"
-                    )
+                    lines = str(error).splitlines()
+                    # TensorFlow's own has the path and the reason after a traceback.
+                    reason = [line for line in lines if line.startswith("/")] or lines
+                    print(f"cannot save: {reason[0]}; training goes on")
                 self.complained = True
 
     return Saver()

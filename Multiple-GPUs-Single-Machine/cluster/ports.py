@@ -2,6 +2,7 @@
 
 python cluster/ports.py 3          prints three free ports
 python cluster/ports.py 3 2222     prints 2222 2223 2224, or says which is in use
+python cluster/ports.py up [3]     first, in a network of its own: switches loopback on
 """
 
 import random
@@ -33,6 +34,15 @@ def answers(address, seconds=5):
     except OSError:
         return False
     return True
+
+
+def is_known(address):
+    """Says whether the name in host:port means something on this machine."""
+    host, _, port = address.rpartition(":")
+    try:
+        return bool(socket.getaddrinfo(host.strip("[]"), int(port)))
+    except OSError:
+        return False
 
 
 def free_ports(count, base=None):
@@ -69,10 +79,12 @@ def loopback_up():
 
 if __name__ == "__main__":
     try:
-        if sys.argv[1:] == ["up"]:
+        arguments = sys.argv[1:]
+        if arguments[:1] == ["up"]:
             loopback_up()
-            sys.exit()
-        print(*free_ports(*map(int, sys.argv[1:])))
+            del arguments[0]
+        if arguments:
+            print(*free_ports(*map(int, arguments)))
     except ValueError as error:
         print(f"run.sh: {error}", file=sys.stderr)
         sys.exit(2)

@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from cluster import checkpoint, fingerprint, lobby, serve, watch
+from cluster import fingerprint, lobby, model, serve, watch
 from cluster import tensorflow_v1 as tf
 from cluster.account import account
 from cluster.exits import Failure
@@ -36,7 +36,8 @@ class Protocol:
         self.losses = {}  # chief: the mean training loss of each worker, at the end
         self.done = False
         run = kept.incarnation
-        self.close, self.join = run.close(), run.join(self.lobby.name())
+        self.model = model.Model(args, kept)
+        self.join = run.join(self.lobby.name())
         self.open, self.wake = run.open(said, kept.prepare()), run.on_open
         # A look at the run touches every ps, or it would not notice the loss of one.
         self.look = [kept.step, run.reason, *[beats.value() for beats in run.beats]]
@@ -48,8 +49,6 @@ class Protocol:
             self.fail = run.reason.assign(self.text, read_value=False)
         self.graph = tf.get_default_graph()
         self.home = [serve.home(ps).enqueue(True) for ps in range(len(args.ps_hosts))]
-        self.uninitialised = tf.report_uninitialized_variables(tf.global_variables())
-        self.initialise = tf.global_variables_initializer()
 
     # --- Start ----------------------------------------------------------------
 
@@ -61,25 +60,11 @@ class Protocol:
         """
         return tf.train.Scaffold(
             init_op=tf.no_op(),
-            init_fn=lambda _, session: self._initialise(session),
+            init_fn=lambda _, session: self.model.initialise(session),
             local_init_op=tf.group(tf.local_variables_initializer(), initializer),
             local_init_feed_dict=feed,
-            saver=checkpoint.saver(self.close, self._alive),
+            saver=self.model.saver,
         )
-
-    def _alive(self, session):
-        """Chief: says whether a whole model, and an open incarnation, are on the ps."""
-        try:
-            number = session.run(self.books.incarnation.number)
-            return number > 0 and not len(session.run(self.uninitialised))
-        except tf.errors.FailedPreconditionError:
-            return False
-
-    def _initialise(self, session):
-        """Chief, without a checkpoint: start weights, unless a model is there."""
-        if not self._alive(session):
-            session.run(self.close)
-            session.run(self.initialise)
 
     def hook(self):
         """Returns the hook that opens an incarnation (chief) and joins it (all)."""
@@ -94,7 +79,7 @@ class Protocol:
     def begin(self, session):
         """Opens an incarnation if the chief has to, and joins it."""
         if self.chief:
-            if self._alive(session):
+            if self.model.alive(session):
                 step = session.run(self.books.step)
                 print(f"goes on with the model on the ps, at global step {step}")
             else:
@@ -114,6 +99,8 @@ class Protocol:
         self.lobby.compare()
         self.lobby.heart.also = self.graph, self.books.incarnation.on_beat
         self.lobby.heart.start()
+        if self.chief:
+            self.model.save_before_the_end(self.target, self.config)
         return self
 
     def finished(self, session, report):
@@ -153,7 +140,7 @@ class Protocol:
         self.lobby.wait_for_ps(self.args.patience)
         if not self.chief:
             self.lobby.wait_for_chief(self.args.patience)
-        report.lost = None
+        report.lost = report.point = None  # a point of the curve would come too late
 
     # --- End ------------------------------------------------------------------
 

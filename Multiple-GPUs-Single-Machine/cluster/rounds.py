@@ -13,7 +13,7 @@ from cluster import watch
 
 SIZES = (1, 3, 10)  # rounds of a call: the most that CALL allows
 CALL = 1.0  # seconds that a call may take, so that log and Ctrl-C are not far
-LOOK = 1.0  # seconds between two looks of the session's hooks
+LOOK = 1.0  # about so many seconds are between two looks of the session's hooks
 
 # The tensors of one round: the loss, the Entry that ps 0 made, and what the next round
 # of this worker waits for, on each ps (`update`) and on the worker (`local`).
@@ -138,7 +138,8 @@ class Calls:
         left = report.left
         while left > 0:
             size = self.size(left)
-            if now > began and now - began + size * self.seconds > LOOK:
+            # Half a call too early is as good as half a call too late.
+            if now > began and now - began + size * self.seconds / 2 > LOOK:
                 return
             try:
                 losses, entries, _ = calls[size]()

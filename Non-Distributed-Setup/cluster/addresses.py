@@ -26,12 +26,23 @@ def from_tf_config(text):
     try:
         cluster, job = config["cluster"], config["task"]["type"]
         index = int(config["task"]["index"])
-        hosts = {name: list(map(str, cluster[name])) for name in cluster}
+        sparse = [name for name in cluster if isinstance(cluster[name], dict)]
+        hosts = {name: _texts(cluster[name]) for name in cluster if name not in sparse}
     except (KeyError, TypeError, ValueError):
         raise ValueError(LOOKS) from None
+    if sparse:
+        raise ValueError(
+            f"TF_CONFIG: {sparse[0]} is a dict (Kubeflow's enableDynamicWorker): every "
+            "task must know the addresses of all, as a list"
+        )
+    if job == "evaluator":
+        raise ValueError("TF_CONFIG: no evaluator is needed, the chief evaluates")
+    hosts.pop("evaluator", None)  # of another program: not mine
     for name in hosts:
         if name not in ("chief", "master", "worker", "ps"):
             raise ValueError(f"TF_CONFIG: the cluster has an unknown job {name!r}")
+    if not hosts.get("ps"):
+        raise ValueError("TF_CONFIG: the cluster has no ps to hold the parameters")
     if job not in hosts:
         raise ValueError(
             f"TF_CONFIG: the task is of job {job!r}, which the cluster does not have"
@@ -51,6 +62,12 @@ def from_tf_config(text):
     )
 
 
+def _texts(addresses):
+    if not isinstance(addresses, list):
+        raise TypeError
+    return list(map(str, addresses))
+
+
 def host_lists(ps_hosts, worker_hosts):
     """Returns the two lists of host:port behind the two flags' texts."""
     seen, lists = {}, []
@@ -62,6 +79,8 @@ def host_lists(ps_hosts, worker_hosts):
             host, _, port = address.rpartition(":")
             if not host or host.strip() != host or not port.isdecimal():
                 raise ValueError(f"--{flag}: {address!r} is not host:port")
+            if ":" in host and not (host[0] == "[" and host[-1] == "]"):
+                raise ValueError(f"--{flag}: IPv6 is written [::1]:2222, not {address}")
             if not 0 < int(port) < 65536:
                 raise ValueError(f"--{flag}: {address!r} has a port outside 1..65535")
             if address in seen:

@@ -4,12 +4,16 @@ Scripts call it first. Every mistake ends in one sentence on stderr and status 2
 """
 
 import argparse
+import glob
+import hashlib
 import math
 import os
 import time
 
 from cluster import addresses
 from cluster.exits import fail
+
+SAME_RUN = 600  # seconds: by hand, a run's tasks are started within
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawTextHelpFormatter):
@@ -96,15 +100,35 @@ def parse(parser, argv=None):
             _find_cluster(args)
         except ValueError as error:
             fail(str(error))
-    if args.logdir is None:
-        args.logdir = os.path.join("logdir", time.strftime("%Y-%m-%d_%H-%M-%S"))
-    args.logdir = os.path.abspath(args.logdir)
+    args.logdir = os.path.abspath(args.logdir or _default_logdir(args))
+    if not args.logdir.isprintable():
+        fail(f"--logdir {args.logdir!r} has a character that cannot be printed")
     nearest = args.logdir
     while not os.path.exists(nearest):
         nearest = os.path.dirname(nearest)
     if not os.path.isdir(nearest) or not os.access(nearest, os.W_OK):
         fail(f"--logdir {args.logdir}: {nearest} is not a directory to write in")
     return args
+
+
+def _default_logdir(args):
+    """Returns logdir/<time>, in a cluster the one that the run's other tasks have.
+
+    Tasks that are started by hand do not start in the same second. A directory is of
+    this run if its name ends as the host lists say, and this task has no log in it yet.
+    """
+    name = os.path.join("logdir", time.strftime("%Y-%m-%d_%H-%M-%S"))
+    if not hasattr(args, "job_name"):
+        return name
+    hosts = " ".join(args.ps_hosts + args.worker_hosts).encode()
+    run = hashlib.sha256(hosts).hexdigest()[:6]
+    for newest in sorted(glob.glob(f"logdir/*-{run}"))[-1:]:
+        log = os.path.join(newest, f"{args.job_name}-{args.task_index}.log")
+        if time.time() - os.path.getmtime(newest) < SAME_RUN and not os.path.exists(
+            log
+        ):
+            return newest
+    return f"{name}-{run}"
 
 
 def _find_cluster(args):
@@ -116,8 +140,10 @@ def _find_cluster(args):
         for name, value in zip(names, found, strict=True):
             setattr(args, name, value)
     elif missing:
-        instead = "" if len(missing) < len(names) else ", and TF_CONFIG is not set"
-        raise ValueError(f"--{missing[0]} is missing{instead}")
+        given = [name for name in names if name not in missing]
+        why = f": with --{given[0]}, all four are needed" if given else ""
+        why = why or ", and TF_CONFIG is not set"
+        raise ValueError(f"--{missing[0]} is missing{why}")
     args.ps_hosts, args.worker_hosts = addresses.host_lists(
         args.ps_hosts, args.worker_hosts
     )

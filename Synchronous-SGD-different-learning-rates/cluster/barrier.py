@@ -6,6 +6,8 @@ the last of them makes the update, and then opens step t + 1: every worker gets 
 So the chief needs no thread for it, and nobody waits for the chief.
 """
 
+import numpy as np
+
 from cluster import rounds, rows
 from cluster import tensorflow_v1 as tf
 from cluster.incarnation import silence
@@ -40,11 +42,11 @@ class Barrier:
                 tf.FIFOQueue(-1, tf.int64, [[]], shared_name=name) for name in names
             ]
             self.mine = self.queues[kept.me]
-            me = tf.one_hot(kept.me, self.workers, True, False)
+            self.me = np.arange(self.workers) == kept.me
             dead = silence(kept.incarnation.beats[0]) > GONE
         run = kept.incarnation
         run.on_beat.append(self._begin_again(dead))
-        with tf.control_dependencies([self._begin_again(me)]):
+        with tf.control_dependencies([self._begin_again(self.me)]):
             # A worker that joins throws its old tokens away and gets one for the open
             # step. In a new incarnation all get one: those who still wait go on, and
             # learn that they have to join.
@@ -145,8 +147,7 @@ class Barrier:
             # Not if the step was begun again meanwhile, see `_begin_again`.
             taken = self.taken.read_value()[kept.me, ROUNDS] > 0
             counts = joined & applied & taken
-            me = tf.one_hot(kept.me, self.workers, True, False)
-            arrived = self.arrived.read_value() | (me & counts)
+            arrived = self.arrived.read_value() | (self.me & counts)
             number = tf.reduce_sum(tf.cast(arrived, tf.int64))
             last = tf.logical_and(counts, tf.equal(number, self.size))
             maker = tf.where(last, tf.constant(kept.me, tf.int64), self.maker.value())
@@ -168,13 +169,13 @@ class Barrier:
             with kept.locked(update) as (_, done):
                 taken = self.taken.read_value()
                 zeros = tf.zeros_like(taken)
-                made = tf.one_hot(kept.me, self.workers, dtype=tf.int64)[:, None]
+                made = self.me[:, None] * kept.row(updates=1)
                 with tf.control_dependencies([taken]):
                     done += [
                         tf.raw_ops.ResourceScatterAdd(
                             resource=kept.table.handle,
-                            indices=tf.range(self.workers),
-                            updates=taken + tf.concat([made, zeros[:, 1:]], axis=1),
+                            indices=list(range(self.workers)),
+                            updates=taken + made,
                         ),
                         self.taken.assign(zeros, read_value=False),
                         self.arrived.assign([False] * self.workers, read_value=False),

@@ -1,5 +1,6 @@
 """First call of every task: LOGDIR, TensorFlow's noise into a log, signals."""
 
+import fcntl
 import logging
 import os
 import signal
@@ -12,6 +13,41 @@ from cluster import tensorflow_v1 as tf
 from cluster.exits import fail
 
 LAUNCHER = "LAUNCHER"  # run.sh's process, in the environment
+LAST = 5  # seconds that a task which is told to end may take for what is left to do
+
+_last_acts = []
+
+
+def before_the_end(act):
+    """Has `act()` called when this task is told to end, by TERM."""
+    _last_acts.append(act)
+
+
+def _obey_signals():
+    """Ends this process at once when it gets INT or TERM, whatever it is doing.
+
+    A handler of Python's would have to wait for the call of TensorFlow that the main
+    thread is in, and process 1 of a container has no default action to rely on. So
+    a thread reads the signal's number from the pipe into which Python's C code puts it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+    def end():
+        (number,) = os.read(reader, 1)
+        if number == signal.SIGTERM and _last_acts:
+            act = threading.Thread(
+                target=lambda: [a() for a in _last_acts], daemon=True
+            )
+            act.start()
+            act.join(LAST)
+        sys.stdout.flush()
+        os._exit(128 + number)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _follow_launcher():
@@ -37,14 +73,15 @@ def begin(args, problem, name="worker-0"):
     if args.check:
         flags.data(problem, args, len(getattr(args, "worker_hosts", "1")))
         raise SystemExit(0)
-    # Ctrl-C must also end a task that waits inside TensorFlow, where Python's own
-    # handler would have to wait too.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _obey_signals()
     if os.environ.get(LAUNCHER) == str(os.getppid()):
         threading.Thread(target=_follow_launcher, daemon=True).start()
     try:
         os.makedirs(args.logdir, exist_ok=True)
         log = open(os.path.join(args.logdir, f"{name}.log"), "a")
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(f"--logdir {args.logdir}: another run's {name} is writing there")
     except OSError as error:
         fail(f"--logdir {args.logdir}: {error.strerror}")
     # TensorFlow's C++ writes to descriptor 2, whatever sys.stderr is. So descriptor 2
@@ -54,6 +91,7 @@ def begin(args, problem, name="worker-0"):
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
     os.dup2(log.fileno(), 2)
     logging.basicConfig(stream=log, level=logging.INFO)
+    logging.raiseExceptions = False  # a disk that is full takes no log either
     try:
         tf.logging.set_verbosity(tf.logging.INFO)
     except ImportError as error:

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 
-from cluster import fingerprint, watch
+from cluster import fingerprint, ports, watch
 from cluster import tensorflow_v1 as tf
 from cluster.exits import fail
 from cluster.incarnation import Incarnation, silence
@@ -40,7 +40,7 @@ class Lobby:
         return f"{self.host} {self.process}"
 
     def _session(self):
-        return tf.Session(self.target, self.graph, self.config)
+        return tf.Session(self.target, self.graph, watch.in_time(self.config))
 
     def wait_for_ps(self, patience):
         """Returns when every ps accepts connections."""
@@ -48,6 +48,8 @@ class Lobby:
 
         def what():
             index = watch.silent_ps(hosts) or 0
+            if not ports.is_known(hosts[index]):
+                return f"ps {index}: nobody knows the name in {hosts[index]}"
             return f"ps {index}: nothing answers at {hosts[index]}"
 
         watch.wait(lambda: watch.silent_ps(hosts) is None, what, patience)
@@ -59,10 +61,9 @@ class Lobby:
 
     def is_open(self):
         """Says whether an incarnation is open, with every ps in it."""
-        options = tf.RunOptions(timeout_in_ms=1000 * watch.SAY)
         try:
             with self._session() as session:
-                return session.run(self.number, options=options)[0] > 0
+                return session.run(self.number)[0] > 0
         except tf.errors.OpError:
             return False  # nobody is there, or nothing is there yet
 
