@@ -33,8 +33,12 @@ Examples = list[registry.Example]
 
 MARKER = "# --- identical in every example below this line ---\n"
 BANNER = re.compile(r"( *)# --- (\S.*?) (\[algorithm\] )?-{3,}\n")
-HEADER = re.compile(r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS)=\S+( +#.*)?|")
-TASK_ENV = re.compile(r"^task_env\(\) \{.*\n(?:(?: .*)?\n)*\}\n", re.M)
+# Of run.sh: variables, and two functions that its shared part calls if they are there.
+HEADER = re.compile(
+    r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS)=\S+( +#.*)?|"
+    r"(MAX_RESTARTS|KILL)=\$\{.*\}( +#.*)?|began=0|"
+)
+HOOKS = re.compile(r"^(?:task_env|look)\(\) \{.*\n(?:(?: .*)?\n)*\}\n", re.M)
 DIFF = re.compile(r"(?<=<!-- diff:begin -->\n).*?(?=<!-- diff:end -->)", re.S)
 INDEX = re.compile(r"(?<=<!-- index:begin -->\n).*?(?=<!-- index:end -->)", re.S)
 CALLED = re.compile(r"\bcluster/(\w+)\.py\b")  # in run.sh
@@ -276,15 +280,27 @@ def check_functions(scripts: dict[str, str]) -> list[str]:
     return found
 
 
-def check_code(where: str, text: str) -> list[str]:
-    """Returns what is wrong with one Python file or launcher of an example."""
+def declared(folder: Path) -> set[str]:
+    """Returns the packages that a folder's own requirements.txt names, if it has one.
+
+    They are for its own files beside the script: what that imports, every copy needs.
+    """
+    lines = read(folder / "requirements.txt").splitlines()
+    return {re.split(r"[=<>~;\s\[]", line)[0] for line in lines if line[:1] not in "#"}
+
+
+def check_code(where: str, text: str, own: set[str] = frozenset()) -> list[str]:
+    """Returns what is wrong with one Python file or launcher of an example.
+
+    `own` are packages that this folder may use, beside those that all may.
+    """
     folder, _, name = where.partition("/")
     module = name.startswith("cluster/")
     # A module may sleep: one offers to slow a worker down, one polls a busy ps.
     banned = BANNED if module else (*BANNED, "time.sleep(")
     found = [f"{where}: contains {word}" for word in banned if word in text]
     if name == "run.sh":
-        head = TASK_ENV.sub("", split(name, text)[0].text, count=1).splitlines()
+        head = HOOKS.sub("", split(name, text)[0].text).splitlines()
         for line in head:
             if not HEADER.fullmatch(line):
                 found.append(f"{where}: not allowed in the header: {line}")
@@ -301,6 +317,7 @@ def check_code(where: str, text: str) -> list[str]:
             allowed = package in PACKAGES or wanted == "cluster.tensorflow_v1"
         elif not module:
             allowed = allowed or wanted == "problem"
+            allowed |= package in own and name != script_of(folder)
         if not allowed:
             found.append(f"{where}:{line}: imports {wanted}, which it may not")
     return found
@@ -380,7 +397,7 @@ def check(root: Path, examples: Examples = registry.EXAMPLES) -> tuple[list[str]
                     found += check_script(example, text, original)
                 if "/" not in name and name not in ("problem.py", "run.sh"):
                     scripts[where] = text
-                found += check_code(where, text)
+                found += check_code(where, text, declared(root / folder))
             except SyntaxError as error:
                 found.append(f"{where}:{error.lineno}: {error.msg}")
         found += check_rooms(root, folder, rooms.needs[folder])

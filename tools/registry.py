@@ -28,6 +28,7 @@ GROUPS = (
     "Talk less",
     "Wait for each other",
     "Many devices, a split model",
+    "Whole programs",
 )
 
 # `parent` is the folder it is one idea away from, which stands before it; `sentence`
@@ -177,6 +178,16 @@ EXAMPLES = [
         "async",
         "gradient",
         "–",
+    ),
+    Example(
+        "Fault-Tolerance",
+        "HogWild",
+        "Whole programs",
+        "ps",
+        "HogWild, while a worker, the ps and the chief are killed in turn.",
+        "async",
+        "gradient",
+        "[Abadi et al. 2016](https://arxiv.org/abs/1605.08695)",
     ),
 ]
 

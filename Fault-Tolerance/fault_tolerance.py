@@ -1,0 +1,149 @@
+"""Fault-Tolerance: HogWild, while a worker, the ps and the chief are killed in turn.
+
+    ps      holds the center variable w and the books; who dies loses what it holds
+    worker  pulls w, computes a gradient, pushes it; holds nothing that is missed
+    chief   worker 0: saves w every two seconds, restores it when a ps has lost it
+
+        g := ∇ loss(w_seen; mini-batch)     (worker, at the w it pulled)
+        w ← w − η g                         (ps, whatever w is when it arrives)
+        w ← w of the last checkpoint        (chief, after a ps was lost)
+
+Differs from HogWild: slower and saved more often, so that there is something to watch;
+run.sh kills the tasks of KILL, each at its second, and starts them again.
+Source: Abadi et al., TensorFlow, 2016, arXiv 1605.08695, section 4.3.
+Run: bash run.sh, then python curve.py
+"""
+
+# --- Imports -----------------------------------------------------------------
+
+import problem
+from cluster import (
+    books,
+    exits,
+    flags,
+    protocol,
+    report,
+    rounds,
+    serve,
+    start,
+    straggler,
+)
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+
+# --- Flags [algorithm] -------------------------------------------------------
+
+
+def parse_args(argv=None):
+    parser = flags.parser("Fault-Tolerance", __doc__)
+    flags.add_cluster_flags(parser)
+    parser.set_defaults(steps=6000, slow_workers=[0.01], save_seconds=2.0)
+    report.LINES = 60  # points of the curve
+    return flags.parse(parser, argv)
+
+
+# --- Graph [algorithm] -------------------------------------------------------
+
+
+def state(args, center, kept):
+    """Returns what the rounds share beside the center variable: here nothing."""
+
+
+def graph(args, center, kept, shared, batch, loss, last):
+    """Builds one round, from pull to update, that begins after the `last` one.
+
+    `kept` are the books on ps 0, `shared` is what `state` returned, `batch()` a fresh
+    mini-batch, `loss(w, batch)` its scalar loss at w [P].
+    """
+    # w_seen := w   (ps → worker; seen := updates applied to it, stays on ps 0)
+    with tf.name_scope("pull"):
+        pulled = rounds.pull(center, after=last.update)
+        seen = kept.read_step(after=last.update[:1])
+
+    # g := ∇ loss(w_seen; mini-batch)   (worker)
+    with tf.name_scope("gradient"):
+        value = loss(pulled, batch())
+        (gradient,) = tf.gradients(value, pulled)
+
+    # g   (worker → ps, where ps 0 gives the update its number)
+    # staleness := that number − seen: updates applied between pull and push
+    with tf.name_scope("push"):
+        pushed = rounds.push(gradient, center)
+        entry = kept.enter(pushed, args.batch_size, pulled, seen)
+
+    # w ← w − η g   (ps: each for its piece of w)
+    with tf.name_scope("update"):
+
+        def rule(w, g):
+            return w.assign_sub(args.learning_rate * g, read_value=False)
+
+        update = rounds.update(center, pushed, entry.applied, rule)
+    return rounds.Round(value, entry, update)
+
+
+# --- Worker and ps -----------------------------------------------------------
+
+
+def main():
+    args = parse_args()
+    me, workers = args.task_index, len(args.worker_hosts)
+    start.begin(args, problem, name=f"{args.job_name}-{me}")
+    data = flags.data(problem, args, workers) if args.job_name == "worker" else None
+
+    # Cluster and server: every task knows every address, and serves its own part.
+    spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
+    server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
+    if args.job_name == "ps":
+        return serve.serve(server, args)
+
+    # Placement: every worker builds the same graph (between-graph replication). The
+    # setter puts variables on the ps, in turn, and all the rest on this worker.
+    device = f"/job:worker/task:{me}"
+    with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
+        learning = problem.build(data, args.batch_size, args.seed, me, workers)
+        pieces = tf.fixed_size_partitioner(len(args.ps_hosts))  # one on each ps
+        center = tf.get_variable(
+            "center", initializer=learning.start, partitioner=pieces
+        )
+        kept = books.Books(args)
+        shared = state(args, center, kept)
+        loss = straggler.slowed(learning.loss, args)
+        batch = rounds.in_turn(learning.batch)
+        calls = rounds.Calls(
+            lambda last: graph(args, center, kept, shared, batch, loss, last)
+        )
+        test = learning.test(center.as_tensor())
+
+    # Session: it waits for the tasks that pass its filters, not for other workers.
+    config = tf.ConfigProto(device_filters=["/job:ps", device])
+    elements = learning.start.shape.num_elements()
+    run = protocol.Protocol(args, server.target, config, kept, elements)
+    notes = report.Report(args, learning.metric, test)
+    options = dict(
+        master=server.target,
+        is_chief=run.chief,
+        config=config,
+        scaffold=run.scaffold(learning.initializer, learning.feed),
+        hooks=[run.hook()],
+        checkpoint_dir=args.logdir,
+        save_checkpoint_secs=args.save_seconds,
+        log_step_count_steps=None,
+    )
+    if run.chief:
+        report.print_placement()
+    with run, tf.train.MonitoredTrainingSession(**options) as session:
+
+        def make_rounds(step_context):
+            calls.make(step_context.session, notes)
+
+        # Loop: about a second of rounds in bare calls, then the hooks have a look.
+        while not run.finished(session, notes):
+            session.run_step_fn(make_rounds)
+            notes.draw(session)
+
+        # Result: what the books say and what the center variable is worth.
+        if run.chief:
+            notes.write(session, run.account(session))
+
+
+if __name__ == "__main__":
+    exits.run(main)
