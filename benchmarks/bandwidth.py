@@ -160,10 +160,13 @@ def graphs(tf, script, args, spec, elements):
             applied,
             lambda w, g: w.assign_sub(1e-9 * g, read_value=False),
         )
+        run = kept.incarnation
         first = [
             [tf.global_variables_initializer()],
             [tf.variables_initializer(tf.get_collection("own"))],
-            *([step] for step in (kept.close(), kept.open(), kept.join())),
+            [run.close()],
+            [run.open("", kept.prepare())],
+            run.join("benchmark"),
         ]
     return parts, many, first
 

@@ -2,15 +2,17 @@
 
 A network device of the kind TUN gives its packets to a process. This process has one
 in either namespace, and holds every packet for so many seconds before it passes it on;
-there is no limit on how many are on their way. link.py starts it, as root.
+there is no limit on how many are on their way, nor, without BITS, on how many a second
+it takes. link.py starts it, as root.
 
-    python benchmarks/delay.py NAMESPACE NAMESPACE SECONDS
+    python benchmarks/delay.py NAMESPACE NAMESPACE SECONDS [BITS PER SECOND]
 """
 
-import collections
 import contextlib
 import ctypes
 import fcntl
+import heapq
+import itertools
 import os
 import selectors
 import struct
@@ -35,19 +37,27 @@ def device(namespace):
     return packets
 
 
-def carry(one, other, seconds):
-    """Passes packets on between two devices, `seconds` after they came; never ends."""
+def carry(one, other, seconds, bits=None):
+    """Passes packets on between two devices, `seconds` after they came; never ends.
+
+    With `bits` a packet occupies its direction of the wire for 8 len(packet) / bits
+    seconds, and those behind it wait. None is ever dropped for that.
+    """
+    free = {one: 0.0, other: 0.0}  # when the wire towards each takes the next packet
     selector = selectors.DefaultSelector()
     selector.register(one, selectors.EVENT_READ, other)
     selector.register(other, selectors.EVENT_READ, one)
-    waiting = collections.deque()  # of (when it is due, to whom, packet)
+    waiting, count = [], itertools.count()  # a heap: due, number, to whom, packet
     while True:
         pause = max(0, waiting[0][0] - time.monotonic()) if waiting else None
         for key, _ in selector.select(pause):
-            packet = os.read(key.fd, PACKET)
-            waiting.append((time.monotonic() + seconds, key.data, packet))
+            packet, now = os.read(key.fd, PACKET), time.monotonic()
+            if bits:
+                free[key.data] = max(free[key.data], now) + 8 * len(packet) / bits
+                now = free[key.data]
+            heapq.heappush(waiting, (now + seconds, next(count), key.data, packet))
         while waiting and waiting[0][0] <= time.monotonic():
-            _, receiver, packet = waiting.popleft()
+            _, _, receiver, packet = heapq.heappop(waiting)
             with contextlib.suppress(OSError):  # it is down: a packet that is lost
                 os.write(receiver, packet)
 
@@ -55,4 +65,4 @@ def carry(one, other, seconds):
 if __name__ == "__main__":
     devices = [device(namespace) for namespace in sys.argv[1:3]]
     print("both are there", flush=True)
-    carry(*devices, float(sys.argv[3]))
+    carry(*devices, *map(float, sys.argv[3:5]))

@@ -82,8 +82,10 @@ runpy.run_path(script, run_name="__main__")
 class Link:
     """Two namespaces with a slow wire between them, until the `with` ends."""
 
-    def __init__(self, seconds):
-        self.seconds, self.stack, self.wire = seconds, contextlib.ExitStack(), None
+    def __init__(self, seconds, bits=None):
+        """`seconds` one way, `bits` a second each way, None: as many as there are."""
+        self.limits = [seconds] if bits is None else [seconds, bits]
+        self.stack, self.wire = contextlib.ExitStack(), None
         self.names = {side: f"link-{os.getpid()}-{side}" for side, _ in (PS, WORKERS)}
 
     def __enter__(self):
@@ -94,7 +96,7 @@ class Link:
             command = [runs.PYTHON, runs.HERE / "delay.py", *self.names.values()]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             self.wire = stack.enter_context(
-                runs.process([*command, self.seconds], text=True, **pipes)
+                runs.process([*command, *self.limits], text=True, **pipes)
             )
             if not self.wire.stdout.readline():
                 reason = self.wire.stderr.read().strip().splitlines()[-1]
@@ -138,10 +140,11 @@ def ip(*arguments):
         runs.fail(f"ip {' '.join(arguments)}: {done.stderr.strip()}", 3)
 
 
-def train(link, folder, calls, steps, timeout):
+def train(link, folder, calls, steps, timeout, workers=None, flags=()):
     """Trains over the link; returns result.json, and what the clock said.
 
-    `folder` is that of the example, `calls` one of CALLS, None: the script untouched.
+    `folder` is that of the example, `calls` one of CALLS, None: the script untouched;
+    `workers` how many there are, None: as SCHEMES says; `flags` the script's own.
     Added: `round`, seconds of a round from the second line that is printed to the last,
     and `in_a_call`, seconds of a round in the calls of most rounds, None without CALLS.
     """
@@ -149,11 +152,11 @@ def train(link, folder, calls, steps, timeout):
     command = [runs.PYTHON, script]
     if calls:
         command = [runs.PYTHON, "-c", WRAPPER, script, *calls[1:]]
-    count = SCHEMES[folder.name]
+    count = workers or SCHEMES[folder.name]
     worker_hosts = ",".join(f"{WORKERS[1]}:{PORT + i}" for i in range(count))
     logdir = tempfile.mkdtemp(prefix="benchmark-")
     command += ["--ps_hosts", f"{PS[1]}:{PORT}", "--worker_hosts", worker_hosts]
-    command += ["--steps", steps, "--logdir", logdir]
+    command += ["--steps", steps, "--logdir", logdir, *flags]
     env = runs.environment(PYTHONDONTWRITEBYTECODE=1, CUDA_VISIBLE_DEVICES="")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     end = time.monotonic() + timeout

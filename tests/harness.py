@@ -35,6 +35,7 @@ STREAMS = ((1.0, 3.0), (5.0, 7.0))  # of worker A and worker B
 ASYNCHRONOUS = {  # folder: the flags of the hand-computed traces
     "Distributed-Setup": [],
     "HogWild": [],
+    "Fault-Tolerance": [],
     "Multiple-GPUs-Single-Machine": ["--device=cpu:0"],
     "Dynamic-SGD": [],
     "DOWNPOUR-Easy": ["--window=2", "--server_learning_rate=1"],

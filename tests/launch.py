@@ -15,10 +15,13 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Sequence
 
 import psutil
+import pytest
 import registry
 
+THOROUGH = bool(os.environ.get("THOROUGH"))
 REPO = pathlib.Path(__file__).resolve().parents[1]
 REFERENCE = REPO / "Distributed-Setup"
 # Every line of a run that goes well or is taken up again.
@@ -30,11 +33,20 @@ LINE = re.compile(
     r"|still waiting for .*|worker \d+ is gone: .*"
     r"|no GPU for worker \d+: it computes on the CPU"
     r"|lost a ps: .*|goes on with the model on the ps, at global step \d+"
+    r"|told to end: saved at global step \d+"
     r"|resumes from global step \d+|nothing to do: .* global step \d+"
     r"|result: .*/result\.json|curves: tensorboard --logdir .*"
     r"|test \w+ [\d.]+ after \d+ global steps in [\d.]+ s "
     r"\(\d+ steps/s, \d+ examples/s\)))"
 )
+
+
+def thorough(usual: int, thorough: int) -> int:
+    """Returns how often something is to be tried: THOROUGH=1 tries more."""
+    return thorough if THOROUGH else usual
+
+
+if_thorough = pytest.mark.skipif(not THOROUGH, reason="THOROUGH=1 tries it")
 
 
 def reference() -> None:
@@ -66,7 +78,8 @@ def environment(**changes: str) -> dict[str, str]:
     unset = ("PYTHONPATH", "TF_CONFIG", "LOGDIR", "BASE_PORT", "TIMEOUT", "NUM_PS")
     unset += ("OPEN_PORTS", "LAUNCHER", "ALONE")
     env = {name: value for name, value in os.environ.items() if name not in unset}
-    return {**env, "PYTHON": sys.executable, **changes}
+    # Fault-Tolerance is an example like the others as long as nobody is killed.
+    return {**env, "PYTHON": sys.executable, "KILL": "", **changes}
 
 
 def free_ports(count: int) -> int:
@@ -120,10 +133,16 @@ class Launch:
     As a context manager it leaves no process behind, whatever the test did.
     """
 
-    def __init__(self, command: list[str], folder: pathlib.Path, **env: str) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        folder: pathlib.Path,
+        where: pathlib.Path | None = None,
+        **env: str,
+    ) -> None:
         self.folder = folder
         self.lines: list[str] = []
-        self.cwd = folder.parent
+        self.cwd = where or folder.parent
         self.process = subprocess.Popen(
             command,
             cwd=self.cwd,
@@ -216,9 +235,54 @@ def run_task(folder: pathlib.Path, *arguments: str, **env: str) -> Launch:
     return Launch([sys.executable, script, *arguments], folder, **env)
 
 
+class ByHand:
+    """The tasks of one run, each started by hand; all are ended on every way out."""
+
+    def __init__(
+        self, copy: pathlib.Path, *flags: str, num_ps: int = 1, workers: int = 2
+    ) -> None:
+        base = free_ports(num_ps + workers)
+        hosts = [f"localhost:{base + i}" for i in range(num_ps + workers)]
+        self.ps, self.workers = hosts[:num_ps], hosts[num_ps:]
+        self.copy, self.flags = copy, flags
+        self.started: list[Launch] = []
+
+    def start(self, job: str, index: int, *flags: str, **env: str) -> Launch:
+        """Starts one task, with flags of its own behind those of all."""
+        who = ["--job_name", job, "--task_index", str(index)]
+        hosts = [
+            f"--ps_hosts={','.join(self.ps)}",
+            f"--worker_hosts={','.join(self.workers)}",
+        ]
+        task = run_task(self.copy, *who, *hosts, *self.flags, *flags, **env)
+        self.started.append(task)
+        return task
+
+    def start_all(self) -> list[Launch]:
+        """Starts every task, the ps first; returns them in that order."""
+        ps = [self.start("ps", index) for index in range(len(self.ps))]
+        return ps + [self.start("worker", k) for k in range(len(self.workers))]
+
+    def __enter__(self) -> ByHand:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for task in self.started:
+            task.__exit__()
+
+
 def result(logdir: pathlib.Path) -> dict:
     """Returns result.json."""
     return json.loads((logdir / "result.json").read_text())
+
+
+def without(tool: Sequence[str]) -> str:
+    """Returns why a command of the system cannot be had here, "" if it can."""
+    try:
+        done = subprocess.run([*tool, "true"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return f"{tool[0]} is not installed"
+    return (done.stderr.strip() or "refused") if done.returncode else ""
 
 
 def interrupt_group(launch: Launch) -> None:

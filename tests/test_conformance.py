@@ -367,7 +367,7 @@ RULES = {
 @pytest.mark.parametrize("folder", RULES)
 @given(case=cases())
 @settings(
-    max_examples=7,
+    max_examples=launch.thorough(4, 20),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
+import pathlib
+import pickle
 import socket
 import subprocess
 import sys
+import zipfile
 
 import launch
 import numpy as np
@@ -30,7 +34,7 @@ CLUSTER = {"ps": ["a:1"], "worker": ["b:1"]}
 # what differs from GOOD (None: left out), and words of the sentence: flag and value
 MISTAKES = [
     ({"--job_name": "wroker"}, ["--job_name", "'wroker'"]),
-    ({"--job_name": None}, ["--job_name is missing"]),
+    ({"--job_name": None}, ["--job_name is missing: with --task_index, all four"]),
     ({"--task_index": None}, ["--task_index is missing"]),
     ({"--task_index": "2"}, ["--task_index 2", "2 entries, 0..1"]),
     ({"--task_index": "-1"}, ["--task_index", "'-1'"]),
@@ -44,6 +48,12 @@ MISTAKES = [
     ({"--ps_hosts": "a:70000"}, ["--ps_hosts", "'a:70000'", "1..65535"]),
     ({"--ps_hosts": "a:0"}, ["--ps_hosts", "'a:0'", "1..65535"]),
     ({"--worker_hosts": "a:1,,b:1"}, ["--worker_hosts", "'' is not host:port"]),
+    ({"--worker_hosts": "a:1,b:1,"}, ["--worker_hosts", "'' is not host:port"]),
+    ({"--ps_hosts": "2222"}, ["--ps_hosts", "'2222' is not host:port"]),
+    ({"--ps_hosts": "::1:2222"}, ["--ps_hosts", "[::1]:2222, not ::1:2222"]),
+    ({"--ps_hosts": "[::1]"}, ["--ps_hosts", "'[::1]' is not host:port"]),
+    ({"--patience": "0"}, ["--patience", "'0'"]),
+    ({"--logdir": "two\nlines"}, ["--logdir", "cannot be printed"]),
     ({"--worker_hosts": "a:1, b:1"}, ["--worker_hosts", "' b:1' is not host:port"]),
     ({"--worker_hosts": "a:1,a:1"}, ["--worker_hosts", "a:1 is listed twice"]),
     (
@@ -93,7 +103,41 @@ TF_CONFIGS = [
     ),
     (
         json.dumps({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}),
-        ["TF_CONFIG", "'evaluator'"],
+        ["TF_CONFIG: no evaluator is needed"],
+    ),
+    (
+        json.dumps({"cluster": CLUSTER, "task": {"type": "wrkr", "index": 0}}),
+        ["TF_CONFIG", "job 'wrkr', which the cluster does not have"],
+    ),
+    (
+        json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": "x"}}),
+        ["TF_CONFIG must look like"],
+    ),
+    (
+        json.dumps({"cluster": {**CLUSTER, "worker": {"0": "b:1"}}, "task": TASK}),
+        ["TF_CONFIG: worker is a dict", "enableDynamicWorker", "as a list"],
+    ),
+    (
+        json.dumps({"cluster": {**CLUSTER, "ps": "a:1"}, "task": TASK}),
+        ["TF_CONFIG must look like"],
+    ),
+    (
+        json.dumps({"cluster": {**CLUSTER, "ps": [2222]}, "task": TASK}),
+        ["'2222' is not host:port"],
+    ),
+    (
+        json.dumps({"cluster": {**CLUSTER, "ps": []}, "task": TASK}),
+        ["TF_CONFIG: the cluster has no ps"],
+    ),
+    (json.dumps({"cluster": ["a:1"], "task": TASK}), ["TF_CONFIG must look like"]),
+    (
+        json.dumps(
+            {
+                "cluster": {**CLUSTER, "chief": ["c:1"], "master": ["d:1"]},
+                "task": {"type": "chief", "index": 0},
+            }
+        ),
+        ["TF_CONFIG: 2 chiefs"],
     ),
     (
         json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 1}}),
@@ -101,7 +145,7 @@ TF_CONFIGS = [
     ),
     (
         json.dumps({"cluster": {"worker": ["b:1"]}, "task": TASK}),
-        ["--ps_hosts is empty"],
+        ["TF_CONFIG: the cluster has no ps to hold the parameters"],
     ),
     (
         json.dumps(
@@ -176,6 +220,50 @@ def test_a_wrong_flag_of_a_scheme(folder, changes, words, capsys, monkeypatch):
 @pytest.mark.parametrize("text, words", TF_CONFIGS)
 def test_a_wrong_tf_config(text, words):
     check(*hand("HogWild", [], TF_CONFIG=text), words)
+
+
+def test_an_evaluator_in_the_cluster_is_not_mine(monkeypatch):
+    """Estimators had one; ours is another program's then."""
+    cluster = {**CLUSTER, "chief": ["c:1"], "evaluator": ["e:1"]}
+    for task, index in [({"type": "chief", "index": 0}, 0), (TASK, 1)]:
+        text = json.dumps({"cluster": cluster, "task": task})
+        monkeypatch.setenv("TF_CONFIG", text)
+        args = launch.load("HogWild").parse_args([])
+        assert (args.ps_hosts, args.worker_hosts) == (["a:1"], ["c:1", "b:1"])
+        assert (args.job_name, args.task_index) == ("worker", index)
+
+
+def test_a_lone_flag_beside_tf_config(monkeypatch, capsys):
+    text = json.dumps({"cluster": CLUSTER, "task": TASK})
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(SystemExit) as end:
+        launch.load("HogWild").parse_args(["--task_index", "0"])
+    words = ["--job_name is missing: with --task_index, all four are needed"]
+    check(end.value.code, capsys.readouterr().err, words)
+
+
+def test_tasks_of_a_run_find_one_log_directory(monkeypatch, tmp_path):
+    """Started by hand in different seconds, without --logdir; the next has another."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    from cluster import flags as module
+
+    script, seconds = launch.load("HogWild"), iter(range(100))
+    monkeypatch.setattr(module.time, "strftime", lambda _: f"t{next(seconds):02}")
+
+    def start(job, index, **changes):
+        who = {"--job_name": job, "--task_index": str(index), **changes}
+        found = pathlib.Path(script.parse_args(flags(who)).logdir)
+        found.mkdir(parents=True, exist_ok=True)
+        (found / f"{job}-{index}.log").touch()
+        return found.name
+
+    tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
+    first = {start(*task) for task in tasks}
+    other = {start(*task, **{"--ps_hosts": "localhost:9"}) for task in tasks}
+    again = {start(*task) for task in tasks}
+    assert len(first) == len(other) == len(again) == 1
+    assert len(first | other | again) == 3
 
 
 def test_neither_flags_nor_tf_config():
@@ -281,6 +369,18 @@ BAD_DATA = [
     ({"y_test": np.full(20, 12)}, ["y_test has label 12", "0 to 9"]),
     ({"x_test": np.zeros((20, 8, 8))}, ["x_test", "(8, 8)"]),
     ({"x_train": np.full((50, 28, 28), np.nan)}, ["x_train", "finite numbers"]),
+    ({"x_test": np.full((20, 28, 28), np.nan)}, ["x_test", "finite numbers"]),
+    ({"x_test": np.full((20, 28, 28), np.inf)}, ["x_test", "finite numbers"]),
+    ({"x_train": np.zeros((50, 28, 28), complex)}, ["x_train", "complex128"]),
+    ({"x_train": np.zeros((50, 28, 28), object)}, ["not a readable", "Object arrays"]),
+    ({"y_train": np.full(50, None)}, ["not a readable", "Object arrays"]),
+    ({"y_test": np.zeros(20, np.float32)}, ["y_test", "integers, not float32"]),
+    ({"y_train": np.zeros(50, int), "y_test": np.zeros(20, int)}, ["has one class"]),
+    ({"y_test": np.zeros(19, np.uint8)}, ["y_test (19,)", "20 images"]),
+    ({"x_test": np.zeros((0, 28, 28), np.uint8)}, ["x_test", "empty"]),
+    ({"x_train": np.float32(3)}, ["x_train ()", "empty"]),
+    ({"y_train": np.array(["a"] * 50)}, ["y_train", "integers"]),
+    ({"y_train": np.arange(50) % 10 * 1000000}, ["y_train has label 1000000"]),
     ({"x_train": np.full((50, 2), "a")}, ["x_train", "finite numbers"]),
 ]
 
@@ -316,6 +416,51 @@ def test_truncated_data(tmp_path, capsys, problem):
     np.savez(path, **arrays())
     path.write_bytes(path.read_bytes()[:3000])
     check_data(problem, str(path), ["not a readable"], capsys)
+
+
+def npz(path, **members):
+    """Writes a .npz whose members are these bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.npy", content)
+
+
+def test_a_pickle_is_not_read(tmp_path, capsys, problem):
+    """Reading it would run whatever code is in it."""
+
+    class Dangerous:
+        def __reduce__(self):
+            return (tmp_path.joinpath("was here").touch, ())
+
+    path = tmp_path / "pickle.npz"
+    good = arrays()
+    good["x_test"] = np.array([Dangerous()], object)
+    np.savez(path, **good)
+    (tmp_path / "was here").unlink(missing_ok=True)
+    path_alone = tmp_path / "alone.npz"
+    path_alone.write_bytes(pickle.dumps(Dangerous()))
+    for bad in (path, path_alone):
+        check_data(problem, str(bad), ["not a readable"], capsys)
+    assert not (tmp_path / "was here").exists()
+
+
+def test_a_few_bytes_that_claim_terabytes(tmp_path, capsys, problem):
+    path = tmp_path / "bomb.npz"
+    header = io.BytesIO()
+    shape = {"descr": "|u1", "fortran_order": False, "shape": (2**45, 2)}
+    np.lib.format.write_array_header_1_0(header, shape)
+    npz(path, x_train=header.getvalue() + bytes(1000))
+    check_data(problem, str(path), ["not a readable"], capsys)
+
+
+def test_a_directory_and_a_file_that_is_not_a_zip(tmp_path, capsys, problem):
+    folder, text = tmp_path / "folder.npz", tmp_path / "text.npz"
+    folder.mkdir()
+    text.write_text("hello")
+    (tmp_path / "empty.npz").touch()
+    check_data(problem, str(folder), ["no such file"], capsys)
+    check_data(problem, str(text), ["not a readable"], capsys)
+    check_data(problem, str(tmp_path / "empty.npz"), ["not a readable"], capsys)
 
 
 def test_more_workers_than_rows(capsys, problem):

@@ -67,28 +67,31 @@ def resumed_at(run):
 KILLED = {  # task and least saved step of 800, one after the other
     "HogWild": [("worker", 1, 80), ("ps", 0, 240), ("worker", 0, 400)],
     WAITS: [("worker", 1, 80), ("ps", 0, 240), ("worker", 0, 400)],
+    "AEASGD": [("worker", 1, 1), ("ps", 1, 100)],
 }
 
 
 @pytest.mark.parametrize("folder", SCHEMES)
-def test_tasks_that_die_and_come_back(folder, tmp_path):
-    """On 2 ps: one of them dies, and the run is taken up from its last checkpoint.
+def test_a_run_whose_tasks_die_and_come_back(folder, tmp_path):
+    """On 2 ps. A ps dies, and the run is taken up from its last checkpoint.
 
-    In two folders worker 1 dies before that and the chief after it. All updates are
-    made in the end, the books account for each, and the weights are good.
+    In two folders worker 1 dies before that and the chief after it; in some folders
+    nobody does, unless THOROUGH=1. All updates are made in the end, the books account
+    for each, and the weights are good.
     """
     copy, logdir = copy_of(folder, tmp_path), tmp_path / "a logdir"
     before = launch.tree(copy)
     args = launch.defaults_of(folder)
     # More where more tasks are killed.
-    steps, workers = min(800 if folder in KILLED else 400, args.steps), 2
+    steps, workers = min(800 if len(KILLED.get(folder, [])) > 1 else 400, args.steps), 2
     # A synchronous round takes as long as the slowest, so let all be faster there.
     seconds = 0.01 if hasattr(args, "replicas_to_aggregate") else 0.02
     slow = str(seconds / getattr(args, "window", 1))
     command = ["--steps", str(steps), "--slow_workers", slow, "--save_seconds", "1"]
     env = {"NUM_PS": "2", "NUM_WORKERS": "2", "MAX_RESTARTS": "1"}
+    killed = KILLED.get(folder, [("ps", 1, 1)] if launch.THOROUGH else [])
     with run_sh(copy, *command, LOGDIR=str(logdir), **env) as run:
-        for job, index, step in KILLED.get(folder, [("ps", 1, 1)]):
+        for job, index, step in killed:
             wait_until(lambda step=step: saved_step(logdir) >= step, 120, run)
             run.task(job, index).kill()
             run.wait_for(f"{job} {index} ended with status 137; restart 1 of 1")
@@ -100,12 +103,12 @@ def test_tasks_that_die_and_come_back(folder, tmp_path):
     done = result(logdir)
     assert (done["scheme"], done["global_steps"]) == (folder, steps)
     assert (done["ps"], done["workers"]) == (2, 2)
-    resumed = resumed_at(run)
-    assert 0 < resumed < steps
+    resumed = resumed_at(run) if killed else 0
+    assert 0 < resumed < steps or not killed
     check_books(folder, done, workers, resumed)
-    assert min(done["rounds_per_worker"].values()) * 8 >= steps, done
+    assert min(done["rounds_per_worker"].values()) * 8 >= steps or steps <= 400, done
     assert sorted(done["loss_per_worker"]) == ["0", "1"]
-    assert done["test_accuracy"] >= (0.95 if folder in KILLED else 0.9), done
+    assert done["test_accuracy"] >= (0.95 if steps > 400 else 0.9), done
     accuracy = f"test accuracy {done['test_accuracy']:.4f} after {steps} global steps"
     assert accuracy in run.lines[-1]
     assert launch.tree(copy) == before
@@ -119,7 +122,7 @@ def test_tasks_that_die_and_come_back(folder, tmp_path):
     [
         ("Non-Distributed-Setup", "worker", 0),
         ("HogWild", "ps", 0),
-        (WAITS, "worker", 1),
+        pytest.param(WAITS, "worker", 1, marks=launch.if_thorough),
     ],
 )
 def test_killed_resumed_and_nothing_to_do(folder, job, index, tmp_path):
@@ -403,6 +406,7 @@ def test_by_hand_a_killed_worker_does_not_keep_the_others(tmp_path):
     check_books("HogWild", done, 2)  # also of the worker that was killed in mid-call
 
 
+@launch.if_thorough
 def test_four_workers_start_together(tmp_path):
     """Every one has made an update within 2 s of the first one's."""
     copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
@@ -438,7 +442,7 @@ def test_a_straggler_and_a_checkpoint_every_second(tmp_path):
     times = [saved[step] for step in sorted(saved) if 0 < step < 4000]
     assert len(times) >= 2, saved
     gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
-    assert all(0.9 < gap < 2.2 for gap in gaps), gaps
+    assert all(0.9 < gap < 5 for gap in gaps), gaps
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path):
@@ -452,7 +456,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("count", [20 if os.environ.get("THOROUGH") else 3])
+@pytest.mark.parametrize("count", [launch.thorough(2, 20)])
 def test_run_after_run_goes_on_for_a_few_steps(count, tmp_path):
     """From the first with one worker on, each of the others adds 7 steps with two."""
     copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
@@ -528,14 +532,16 @@ def regression(_):
     return (REPO / "tests" / "line.py").read_text()
 
 
-@pytest.mark.parametrize("folder", ["HogWild", WAITS])
+CONVOLUTION = convolution, [], "accuracy", 0.8, 80 + 288 * 10 + 10
+REGRESSION = regression, ["--data", "line"], "r_squared", 0.9, 4
+
+
 @pytest.mark.parametrize(
-    "make, flags, metric, least, parameters",
+    "make, flags, metric, least, parameters, folder",
     [
-        (convolution, [], "accuracy", 0.8, 80 + 288 * 10 + 10),
-        (regression, ["--data", "line"], "r_squared", 0.9, 4),
+        pytest.param(*CONVOLUTION, WAITS, id="convolution"),
+        pytest.param(*REGRESSION, "HogWild", id="regression"),
     ],
-    ids=["convolution", "regression"],
 )
 def test_a_problem_of_ones_own(
     make, flags, metric, least, parameters, folder, tmp_path

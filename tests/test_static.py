@@ -438,10 +438,11 @@ def test_a_bad_header_is_found(header: str, finding: str, tree: Path) -> None:
     assert finding in "\n".join(added(tree, before))
 
 
-def test_a_header_may_set_the_environment_of_a_task(tree: Path) -> None:
+def test_a_header_may_have_the_functions_that_run_sh_calls(tree: Path) -> None:
     before = copies.check(tree)[0]
-    function = "task_env() { # job index\n  export CUDA_VISIBLE_DEVICES=$2\n}\n"
-    edit(tree / "HogWild" / "run.sh", copies.MARKER, function + copies.MARKER)
+    functions = "task_env() { # job index\n  export CUDA_VISIBLE_DEVICES=$2\n}\n"
+    functions += "look() { # ten times a second\n  date\n}\n"
+    edit(tree / "HogWild" / "run.sh", copies.MARKER, functions + copies.MARKER)
     assert added(tree, before) == []
 
 
@@ -929,17 +930,16 @@ PARSED = templates_of_python(Path(argparse.__file__).read_text())
 
 
 def messages(text: str) -> dict[str, bool]:
-    """Returns the messages of README's Troubleshooting; true are TensorFlow's own.
+    """Returns the messages of docs/troubleshooting.md; true are TensorFlow's own.
 
     A cell that begins with a backtick is a message, any other describes something.
     """
-    rows = text.partition("\n## Troubleshooting\n")[2].partition("\n## ")[0]
-    cells = re.findall(r"^\| `(.+?)`(?: \((.*?)\))? \|", rows, re.M)
-    assert len(cells) == len(re.findall(r"^\| `", rows, re.M))
+    cells = re.findall(r"^\| `(.+?)`(?: \((.*?)\))? \|", text, re.M)
+    assert len(cells) == len(re.findall(r"^\| `", text, re.M))
     return {message: "TensorFlow's" in remark for message, remark in cells}
 
 
-TROUBLES = messages((REPO / "README.md").read_text())
+TROUBLES = messages((REPO / "docs" / "troubleshooting.md").read_text())
 
 
 @pytest.mark.parametrize("message", TROUBLES)

@@ -12,6 +12,7 @@ import time
 from types import SimpleNamespace
 
 import harness
+import launch
 import numpy as np
 import pytest
 import rules
@@ -84,7 +85,7 @@ def test_trace(folder, flags, expected, num_ps):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=launch.thorough(3, 20), deadline=None, derandomize=True)
 @given(
     workers=st.integers(1, 4),
     num_ps=st.integers(1, 2),
@@ -219,8 +220,11 @@ class Field:
             optimizer=optimizer,
         )
 
-    def push(self, *pairs):
-        """Workers k push towards c, all pairs (k, c) at once."""
+    def push(self, *pairs, wait=30):
+        """Workers k push towards c, all pairs (k, c) at once; returns w after `wait` s.
+
+        Or sooner, if all have a token of the next step by then.
+        """
         threads = []
         for k, c in pairs:
             run, feed = self.sessions[k].run, {self.built[k].c: c}
@@ -228,7 +232,7 @@ class Field:
             threads.append(threading.Thread(target=run, args=arguments, daemon=True))
             threads[-1].start()
         for thread in threads:
-            thread.join(30)
+            thread.join(wait)
         return float(self.sessions[0].run(self.built[0].w))
 
 
@@ -244,7 +248,8 @@ def test_tensorflows_own_optimizer_lets_one_worker_fill_two_slots():
     """Why the example has a queue per worker: with one for all, this happens."""
     field = Field(aggregate=2, workers=3)
     assert field.push((0, 1), (1, 5)) == pytest.approx(0.3)
-    field.push((0, 3))  # worker 0 alone, twice, with the token that worker 2 left
+    # Worker 0 alone, twice, with the token that worker 2 left.
+    field.push((0, 3), wait=2)
     assert field.push((0, 3)) == pytest.approx(0.57)
     assert field.sessions[0].run(field.built[0].step) == 2
 
@@ -328,6 +333,46 @@ def test_a_gradient_of_an_older_step_never_counts():
         (2, 0, rows.APPLIED),
     ]
     np.testing.assert_allclose([p.center[0] for p in made], [0.1, 0.1, 0.39], atol=1e-6)
+
+
+@NUM_PS
+@pytest.mark.parametrize("folder", SYNCHRONOUS)
+@pytest.mark.parametrize("by", ["its next start", "another one's sign of life"])
+def test_a_worker_killed_in_mid_update_does_not_close_the_step(by, folder, num_ps):
+    """Between the moment in which ps 0 takes its gradient and the one of its sum."""
+    options = dict(num_ps=num_ps, start=[0.0, 0.0])
+    with Run(folder, *PARENT[folder], **options) as run:
+        a, b = run.workers
+        a.pull()
+        (entry,) = a.session.run(a.calls.fetches[1][1], a.held)  # and nothing after it
+        assert entry[2] == rows.APPLIED
+        a.held = {}
+        (push,) = run.play("pull B, push B")
+        # Both are in, one is missing in the sum: nobody makes the update.
+        assert push.what == rows.APPLIED and run.chief.step() == 0
+        assert b.waits() and a.waits()
+        b.session.run(b.also)  # A is not dead as long as it is heard of
+        assert b.waits() and a.waits()
+        if by == "its next start":
+            run.join(0)
+        else:
+            with a.graph.as_default():
+                (beats,) = [
+                    v
+                    for v in tf.get_collection("incarnation")
+                    if v.op.name == "beats_0"
+                ]
+                forget = beats.assign_sub([100.0, 0.0]).op
+            a.session.run(forget)
+            b.session.run(b.also)
+        assert run.chief.step() == 0
+        # Each computes for step 0 again; their mini-batches are the second ones.
+        made = run.play("pull A, pull B, push A, push B")
+        assert [push[:3] for push in made] == [(1, 0, rows.APPLIED)] * 2
+        assert run.chief.step() == 1
+        np.testing.assert_allclose(made[-1].center, [0.5, 0.5], atol=1e-6)
+        # The rounds that were thrown away are in no book.
+        assert sum(run.table()["rounds"]) == 2
 
 
 def test_a_backup_worker_that_is_always_late_does_not_count():

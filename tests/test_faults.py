@@ -1,0 +1,370 @@
+"""What a cluster does to a run: signals, disks, strangers, silence.
+
+faults.py kills and stops tasks in every scheme, soak.py makes many short runs at
+random; here is what takes more than that, and a selection of theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import faults
+import launch
+import numpy as np
+import psutil
+import pytest
+import registry
+import soak
+from launch import ByHand, copy_of, result, run_sh
+from test_run import ENDLESS, saved_step, wait_until
+
+sys.path.insert(0, str(launch.REPO / "benchmarks"))
+import link
+
+WITHIN = 5  # seconds from the cause to the end
+OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
+# Two network namespaces with a wire between them, see benchmarks/link.py.
+NO_LINK = launch.without(["ip", "netns", "list"])
+if os.geteuid() or not os.path.exists("/dev/net/tun"):
+    NO_LINK = "a link takes root and /dev/net/tun"
+OWN_PIDS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+
+
+# Why it cannot be tried here, "" if it can.
+NO_MOUNTS, NO_PIDS = launch.without(OWN_MOUNTS), launch.without(OWN_PIDS)
+
+
+def one_sentence(task, *words):
+    """Asserts that a task's last line is its reason, and that there is no other."""
+    assert "Traceback" not in task.output, task.output
+    assert all(word in task.lines[-1] for word in words), task.output
+
+
+# --- Signals ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "who", [pytest.param("the chief", marks=launch.if_thorough), "run.sh"]
+)
+def test_the_chief_saves_when_it_is_told_to_end(who, tmp_path):
+    copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
+    command = [*ENDLESS, "--save_seconds", "1000"]
+    with run_sh(copy, *command, LOGDIR=str(logdir)) as run:
+        run.wait_for("[worker 1] step ")
+        cause = time.monotonic()
+        target = run.task("worker", 0) if who == "the chief" else run.process
+        target.send_signal(signal.SIGTERM)
+        assert run.wait(30) == 143, run.output
+        assert time.monotonic() - cause < WITHIN
+        run.nothing_left()
+    (step,) = re.findall(r"told to end: saved at global step (\d+)", run.output)
+    assert saved_step(logdir) == int(step) > 0
+    with run_sh(copy, "--steps", str(int(step) + 500), LOGDIR=str(logdir)) as run:
+        assert run.wait() == 0, run.output
+    # The others go on while it saves; the books say what is in the checkpoint.
+    assert int(step) <= result(logdir)["resumed_from"] < int(step) + 500
+
+
+@pytest.mark.skipif(NO_PIDS != "", reason=NO_PIDS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_process_1_of_a_container_ends_at_once(number, tmp_path):
+    """There a signal that is left at its default does nothing."""
+    copy = copy_of("Non-Distributed-Setup", tmp_path)
+    script = copy / registry.script_of(copy.name)
+    command = [*OWN_PIDS, sys.executable, str(script), *ENDLESS]
+    command += ["--batch_size", "100000", "--logdir", str(tmp_path / "logdir")]
+    with launch.Launch(command, copy) as run:
+        run.wait_for("  loss ")  # it is in a call now, of about a second
+        (task,) = psutil.Process(run.process.pid).children()
+        cause = time.monotonic()
+        task.send_signal(number)
+        assert run.wait(30) == 128 + number, run.output
+        assert time.monotonic() - cause < WITHIN
+
+
+def test_the_tasks_end_when_run_sh_is_killed(tmp_path):
+    copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
+    with run_sh(copy, *ENDLESS, LOGDIR=str(logdir)) as run:
+        run.wait_for("  loss ")
+        run.process.kill()
+        wait_until(lambda: not run.tasks(), WITHIN)
+        wait_until(lambda: not list(logdir.glob(".printing-*")), WITHIN)
+
+
+# --- Disks --------------------------------------------------------------------
+
+FULL_DISK = """
+mount -t tmpfs -o size=9m tmpfs "$LOGDIR"
+bash run.sh --steps 1500 --slow_workers 0.002 --save_seconds 0.5 &
+run=$!
+for ((wait = 0; wait < 900; wait++)); do
+  ! grep -qs 'ckpt-[1-9]' "$LOGDIR/checkpoint" || break
+  sleep 0.1
+done
+cat /dev/zero >"$LOGDIR/fill" 2>/dev/null
+status=0
+wait $run || status=$?
+echo "first status $status"
+rm "$LOGDIR/fill"
+ls "$LOGDIR"
+bash run.sh --steps 1600
+"""
+
+
+@pytest.mark.skipif(NO_MOUNTS != "", reason=NO_MOUNTS)
+def test_a_disk_that_is_full(tmp_path):
+    """Training goes on, the end says what is missing, the last checkpoint is good."""
+    copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
+    logdir.mkdir()
+    command = [*OWN_MOUNTS, "bash", "-c", FULL_DISK]
+    with launch.Launch(command, copy, LOGDIR=str(logdir), where=copy) as run:
+        assert run.wait() == 0, run.output
+    assert "Traceback" not in run.output, run.output
+    assert "Logging error" not in run.output, run.output
+    (said,) = [line for line in run.lines if "cannot save: " in line]
+    assert "No space left on device; training goes on" in said
+    assert run.output.count("result.json could not be written") == 1
+    assert run.output.count("the result is not written: ") == 1
+    assert "test accuracy 0.9" in run.output.partition("first status")[0]
+    assert "first status 138" in run.lines
+    assert "result.json.part" not in run.lines
+    (resumed,) = re.findall(r"resumes from global step (\d+)", run.output)
+    assert 0 < int(resumed) <= 1500
+    assert "after 1600 global steps" in run.lines[-1]
+
+
+@launch.if_thorough
+def test_a_directory_that_is_lost_is_made_again(tmp_path):
+    copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
+    command = ["--steps", "2000", "--slow_workers", "0.002", "--save_seconds", "0.5"]
+    with run_sh(copy, *command, LOGDIR=str(logdir)) as run:
+        wait_until(lambda: saved_step(logdir) > 0, 90, run)
+        logdir.rename(tmp_path / "elsewhere")
+        assert run.wait() == 0, run.output
+        run.nothing_left()
+    assert "Traceback" not in run.output
+    assert result(logdir)["global_steps"] == saved_step(logdir) == 2000
+
+
+def test_two_runs_in_one_directory(tmp_path):
+    copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
+    other = copy_of("HogWild", tmp_path / "other")
+    with run_sh(copy, *ENDLESS, LOGDIR=str(logdir)) as first:
+        first.wait_for("  loss ")
+        with run_sh(other, *ENDLESS, LOGDIR=str(logdir)) as second:
+            assert second.wait(60) == 2, second.output
+        assert "is writing there" in second.output
+        assert "Traceback" not in second.output
+        assert first.process.poll() is None
+        assert len(first.tasks()) == 3
+
+
+# --- Peers that differ, or do not answer --------------------------------------
+
+
+def test_a_task_of_another_run_says_what_differs(tmp_path):
+    """Everybody else goes on."""
+    copy, logdir = copy_of("AGN", tmp_path), tmp_path / "logdir"
+    foreign = copy_of("AEASGD", tmp_path)
+    data = tmp_path / "mine.npz"
+    write_digits(data, columns=32)
+    with ByHand(copy, *ENDLESS, "--logdir", str(logdir), workers=3) as run:
+        run.start("ps", 0)
+        chief = run.start("worker", 0)
+        chief.wait_for("  loss ")
+        others = [
+            (copy, ["--window", "7"], "--window is 7 here, 5 in the run"),
+            (copy, ["--data", str(data)], "mine.npz here, digits in the run"),
+            (
+                copy,
+                ["--worker_hosts", f"a:1,b:1,{run.workers[2]}"],
+                "--worker_hosts is ['a:1', 'b:1', ",
+            ),
+            (foreign, [], "this is AEASGD, the run is AGN"),
+        ]
+        for folder, more, words in others:
+            run.copy = folder
+            other = run.start("worker", 2, *more)
+            assert other.wait(60) == 2, other.output
+            one_sentence(other, "not of the run that ps 0 serves: ", words)
+        run.copy = copy
+        last, lines = run.start("worker", 2), len(chief.lines)
+        last.wait_for("  loss ")
+        wait_until(lambda: len(chief.lines) > lines, 30)
+        assert "  loss " in chief.lines[-1], chief.output
+
+
+def test_nobody_answers(tmp_path):
+    """A worker that comes when all is over, and one whose ps has an unknown name."""
+    copy = copy_of("HogWild", tmp_path)
+    flags = ["--patience", "0.7", "--logdir", str(tmp_path / "logdir")]
+    with ByHand(copy, *flags) as run:
+        late = run.start("worker", 1)
+        run.ps = ["no-such-host.invalid:2222"]
+        lost = run.start("worker", 0)
+        assert late.wait(60) == 138, late.output
+        assert lost.wait(60) == 138, lost.output
+    one_sentence(late, "no answer in 7 s from ps 0: nothing answers at localhost:")
+    one_sentence(lost, "nobody knows the name in no-such-host.invalid:2222")
+    assert sum("still waiting" in line for line in late.lines) == 1
+
+
+@pytest.mark.parametrize(
+    "folder", [pytest.param("HogWild", marks=launch.if_thorough), "Synchronous-SGD"]
+)
+def test_a_ps_that_is_silent(folder, tmp_path):
+    """As behind a cut cable: its connections stand, and nothing comes."""
+    copy = copy_of(folder, tmp_path)
+    flags = [*ENDLESS, "--patience", "8", "--logdir", str(tmp_path / "logdir")]
+    with ByHand(copy, *flags, num_ps=2) as run:
+        _, ps, *workers = run.start_all()
+        for worker in workers:
+            worker.wait_for("  loss ")
+        ps.process.send_signal(signal.SIGSTOP)
+        cause = time.monotonic()
+        for worker in workers:
+            assert worker.wait(60) == 138, worker.output
+            one_sentence(worker, "no answer in ", f"from ps 1 at {run.ps[1]}")
+        assert time.monotonic() - cause < 8 + 4 * WITHIN
+
+
+@launch.if_thorough
+@pytest.mark.skipif(NO_LINK != "", reason=NO_LINK)
+def test_a_cable_that_is_cut(tmp_path):
+    """For ten seconds: nobody minds. For good: who waits for the ps says so, and ends.
+
+    The ps are on one side of a link, the workers on the other; the process that carries
+    the packets is stopped.
+    """
+    copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
+    script = copy / registry.script_of(copy.name)
+    hosts = ["--ps_hosts=10.99.0.1:2222"]
+    hosts.append("--worker_hosts=10.99.0.2:2222,10.99.0.2:2223")
+    flags = [*hosts, "--logdir", str(logdir), "--patience", "15", *ENDLESS]
+    tasks = [("ps", "ps", 0), ("workers", "worker", 0), ("workers", "worker", 1)]
+    with link.Link(0.001) as wire, contextlib.ExitStack() as stack:
+        started = []
+        for side, job, index in tasks:
+            command = [*wire.inside(side), sys.executable, str(script), *flags]
+            command += ["--job_name", job, "--task_index", str(index)]
+            started.append(stack.enter_context(launch.Launch(command, copy)))
+        workers = started[1:]
+        for worker in workers:
+            worker.wait_for("  loss ")
+        wire.wire.send_signal(signal.SIGSTOP)
+        time.sleep(10)
+        wire.wire.send_signal(signal.SIGCONT)
+        seen = [len(worker.lines) for worker in workers]
+        for worker, lines in zip(workers, seen, strict=True):
+            wait_until(lambda w=worker, n=lines: len(w.lines) > n + 1, 60)
+            assert "  loss " in worker.lines[-1], worker.output
+        wire.wire.send_signal(signal.SIGSTOP)
+        cause = time.monotonic()
+        for worker in workers:
+            assert worker.wait(60) == 138, worker.output
+            one_sentence(worker, "no answer in ", "from ps 0 at 10.99.0.1:2222")
+        assert time.monotonic() - cause < 15 + 4 * WITHIN
+        wire.wire.send_signal(signal.SIGCONT)
+
+
+def test_a_chief_without_its_directory_goes_on_with_the_model(tmp_path):
+    """Nothing is lost: the model, the books, the other worker are where they were."""
+    copy = copy_of("HogWild", tmp_path)
+    flags = ["--steps", "1500", "--slow_workers", "0.005"]
+    with ByHand(copy, *flags, "--logdir", str(tmp_path / "one")) as run:
+        _, chief, worker = run.start_all()
+        chief.wait_for("step ")
+        worker.wait_for("step ")
+        chief.process.kill()
+        chief.wait()
+        again = run.start("worker", 0, "--logdir", str(tmp_path / "two"))
+        assert again.wait() == 0, again.output
+        assert worker.wait(20) == 0, worker.output
+    (step,) = re.findall(r"goes on with the model .* step (\d+)", again.output)
+    assert int(step) > 0
+    done = result(tmp_path / "two")
+    assert (done["global_steps"], done["resumed_from"]) == (1500, 0)
+    assert sum(done["rounds_per_worker"].values()) == 1500
+
+
+def test_a_chief_that_diverges_tells_the_others_why(tmp_path):
+    copy = copy_of("HogWild", tmp_path)
+    flags = ["--learning_rate", "1e30", "--steps", "1000", "--slow_workers", "0,3"]
+    with ByHand(copy, *flags, "--logdir", str(tmp_path / "logdir")) as run:
+        ps, chief, worker = run.start_all()
+        assert chief.wait(90) == 1, chief.output
+        assert worker.wait(30) == 1, worker.output
+        assert ps.wait(30) == 0, ps.output
+    one_sentence(chief, "training diverged")
+    one_sentence(worker, "training diverged")
+
+
+# --- A selection of the matrix, and of the soak -------------------------------
+
+MATRIX = faults.quick()[: launch.thorough(2, 4)]
+
+
+@pytest.mark.parametrize("cell", MATRIX, ids=lambda cell: " ".join(map(str, cell)))
+def test_a_cell_of_the_matrix(cell, tmp_path):
+    found = faults.run(cell, tmp_path)
+    assert faults.verdict(found) == [], "\n".join(found["lines"])
+
+
+@pytest.mark.timeout(4 * 3600)
+def test_short_runs_at_random(tmp_path):
+    count = launch.thorough(2, 100)
+    seed = int(time.time()) if launch.THOROUGH else 0
+    print(f"seed {seed}")
+    for number in range(count):
+        case = soak.draw(seed, number)
+        assert soak.run(case, tmp_path / str(number)) == [], case
+
+
+def test_the_run_of_fault_tolerance(tmp_path):
+    """A worker, the ps and the chief are killed; the run ends well, and is drawn."""
+    copy, logdir = copy_of("Fault-Tolerance", tmp_path), tmp_path / "logdir"
+    kill = "worker:1:2 ps:0:7 worker:0:14"
+    with run_sh(copy, "--steps", "3000", LOGDIR=str(logdir), KILL=kill) as run:
+        assert run.wait() == 0, run.output
+        run.nothing_left()
+    strange = [line for line in run.lines if not launch.LINE.fullmatch(line)]
+    assert not strange, run.output
+    killed = re.findall(r"run.sh: kill -9 of (\w+ \d)", run.output)
+    assert killed == ["worker 1", "ps 0", "worker 0"], run.output
+    assert run.output.count(" ended with status 137; restart 1 of 1") == 3
+    assert "goes on with the model on the ps" in run.output
+    done = result(logdir)
+    assert done["global_steps"] == sum(done["rounds_per_worker"].values()) == 3000
+    assert done["resumed_from"] > 0 and done["test_accuracy"] >= 0.9
+    command = [sys.executable, str(copy / "curve.py"), str(logdir)]
+    drawn = subprocess.run(command, capture_output=True, text=True)
+    assert drawn.stdout == f"{logdir / 'curve.png'}\n", drawn.stderr
+    assert (logdir / "curve.png").stat().st_size > 10000
+    nothing = subprocess.run([*command[:-1], str(tmp_path)], capture_output=True)
+    assert nothing.returncode == 2 and b"has no curve" in nothing.stderr
+
+
+def test_a_kill_that_nobody_understands(tmp_path):
+    copy = copy_of("Fault-Tolerance", tmp_path)
+    for kill in ("worker:7:1", "ps", "chief:0:3"):
+        with run_sh(copy, KILL=kill) as run:
+            assert run.wait(60) == 2, run.output
+            run.nothing_left()
+        assert f"KILL={kill}: {kill} is not job:index:second" in run.lines[-1]
+
+
+# --- Helpers ------------------------------------------------------------------
+
+
+def write_digits(path, columns):
+    """Writes a data set of digits with so many columns, another model than theirs."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(200, dtype=np.int32) % 10
+    images = rng.random((200, columns), np.float32)
+    np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
