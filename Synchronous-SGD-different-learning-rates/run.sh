@@ -103,8 +103,9 @@ fi
 
 jobs=() indexes=() pids=() restarts=() reason=
 
-end() { # pids: ends these tasks, in 2 s at the latest
-  local pid wait=20
+end() { # seconds pids: ends these tasks, in so many seconds at the latest
+  local pid wait=${1}0
+  shift
   for pid; do
     kill "$pid" 2>/dev/null || true
   done
@@ -120,16 +121,16 @@ cleanup() {
   local status=$? pid wait ps workers=
   trap - EXIT
   trap '' INT TERM HUP
-  # The workers first: the chief saves what the ps hold. Not from `pids`, where a task
+  # The workers first: the chief saves what the ps hold, for which it gets 4 s. Not from `pids`, where a task
   # that has just been started may not be noted yet.
   ps=" ${pids[*]+${pids[*]:0:NUM_PS}} "
   for pid in $(jobs -rp); do
     case $ps in *" $pid "*) ;; *) workers+=" $pid" ;; esac
   done
   # shellcheck disable=SC2086 # a word is a pid
-  end $workers
+  end 4 $workers
   # shellcheck disable=SC2046
-  end $(jobs -rp)
+  end 2 $(jobs -rp)
   # The tasks' last lines are printed first; then come the reason and the prompt.
   wait=20
   while compgen -G "$LOGDIR/.printing-*" >/dev/null && [ $((wait -= 1)) -gt 0 ]; do

