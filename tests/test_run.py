@@ -12,6 +12,7 @@ import pathlib
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -200,6 +201,23 @@ def test_the_run_of_the_readme(tmp_path):
     for worker in "01":
         steps = re.findall(rf"\[worker {worker}\] step +(\d+)/4000", run.output)
         assert 5 <= len(steps) <= 40, run.output
+
+
+def test_a_line_is_one_write(tmp_path):
+    """Also with PYTHONUNBUFFERED=1, as in images: else lines of tasks are mixed up."""
+    copy = copy_of("Non-Distributed-Setup", tmp_path)
+    script = str(copy / registry.script_of(copy.name))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.settimeout(60)
+    command = [sys.executable, script, "--steps", "20", "--logdir", str(tmp_path / "l")]
+    env = launch.environment(PYTHONUNBUFFERED="1")
+    with subprocess.Popen(command, stdout=theirs, env=env) as process:
+        writes = []
+        while not (writes and b"test accuracy" in writes[-1]):
+            writes.append(ours.recv(65536))
+        assert process.wait(30) == 0
+    assert len(writes) > 4
+    assert all(one.endswith(b"\n") for one in writes), writes
 
 
 @pytest.mark.parametrize("index", [0, 1])
