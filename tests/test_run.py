@@ -107,7 +107,7 @@ def test_a_run_whose_tasks_die_and_come_back(folder, tmp_path):
     resumed = resumed_at(run) if killed else 0
     assert 0 < resumed < steps or not killed
     check_books(folder, done, workers, resumed)
-    assert min(done["rounds_per_worker"].values()) * 8 >= steps or steps <= 400, done
+    assert min(done["rounds_per_worker"].values()) >= (len(killed) > 1), done
     assert sorted(done["loss_per_worker"]) == ["0", "1"]
     assert done["test_accuracy"] >= (0.95 if steps > 400 else 0.9), done
     accuracy = f"test accuracy {done['test_accuracy']:.4f} after {steps} global steps"

@@ -30,10 +30,11 @@ class Lobby:
             self.number = [run.number.value(), *[beats.value() for beats in run.beats]]
             quiet = silence(run.beats[0])[me]
             self.about = [run.fingerprint.value(), run.owners[me], quiet]
-            beats = run.beat()
+            beats, reason = run.beat(), run.reason.value()
         self.heart = watch.Heart(
             self.graph, target, config, beats, args.ps_hosts, args.patience
         )
+        self.heart.reason = reason
 
     def name(self):
         """Returns what this process is called among all that ever were this worker."""

@@ -81,6 +81,7 @@ class Heart(threading.Thread):
     """
 
     also = (None, ())  # (graph, operations) that are run with every beat, of a scheme
+    reason = ""  # a tensor: why the run has failed, if it has
 
     def __init__(self, graph, target, config, operations, addresses, patience):
         super().__init__(daemon=True)
@@ -115,6 +116,10 @@ class Heart(threading.Thread):
                     break
                 else:
                     with contextlib.suppress(*silent()):
+                        # The main thread may be in a call that lasts for minutes.
+                        reason = session.run(self.reason)
+                        if reason and not self.stopped.is_set():
+                            leave_now(reason.decode(), 1)
                         if scheme:
                             scheme.run(self.also[1])
             except tf.errors.OpError:
