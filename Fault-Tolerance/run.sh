@@ -144,8 +144,8 @@ cleanup() {
   local status=$? pid wait ps workers=
   trap - EXIT
   trap '' INT TERM HUP
-  # The workers first: the chief saves what the ps hold, for which it gets 4 s. Not from `pids`, where a task
-  # that has just been started may not be noted yet.
+  # The workers first: the chief saves what the ps hold, for which it gets 4 s. Not from
+  # `pids`, where a task that has just been started may not be noted yet.
   ps=" ${pids[*]+${pids[*]:0:NUM_PS}} "
   for pid in $(jobs -rp); do
     case $ps in *" $pid "*) ;; *) workers+=" $pid" ;; esac

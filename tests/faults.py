@@ -1,6 +1,6 @@
-"""Faults: what happens to a run when one of its tasks is killed, stopped, or cut off.
+"""Faults: what happens to a run when a task is killed, told to end, or stopped.
 
-    python tests/faults.py                     the whole matrix, about 10 s a cell
+    python tests/faults.py                     all of it, about half a minute a cell
     python tests/faults.py --quick             four cells, as the tests do
     python tests/faults.py --only HogWild,kill
 
@@ -46,7 +46,7 @@ def cells(folders: list[str]) -> list[Cell]:
 
 
 def quick() -> list[Cell]:
-    """Returns the cells of each kind that no other test has: tasks that stand still."""
+    """Returns cells that no other test has: who stands still, a ps lost at the end."""
     return [
         Cell("HogWild", "worker", 1, "stop", "middle", True),
         Cell("HogWild", "ps", 1, "stop", "middle", False),
@@ -116,7 +116,7 @@ def verdict(found: dict) -> list[str]:
     if ends_well:
         if status != 0:
             wrong.append(f"status {status}")
-        wrong += books(found["result"])
+        wrong += of_result(found["result"])
     else:
         expected = 137 if cell.fault == "kill" else 143
         if status != expected:
@@ -133,17 +133,11 @@ def verdict(found: dict) -> list[str]:
     return wrong
 
 
-def books(result: dict | None) -> list[str]:
+def of_result(result: dict | None) -> list[str]:
     """Returns what is wrong with the result of a run that ended well."""
     if result is None:
         return ["no result.json"]
-    wrong = []
-    if result["global_steps"] != 500:
-        wrong.append(f"{result['global_steps']} steps")
-    rounds = sum(result["rounds_per_worker"].values()) - result["gradients_dropped"]
-    each = result["flags"].get("replicas_to_aggregate", 1)
-    if rounds != 500 * each:
-        wrong.append(f"{rounds} rounds in the books, not {500 * each}")
+    wrong = launch.wrong_books(result)
     if result["test_accuracy"] < 0.85:
         wrong.append(f"accuracy {result['test_accuracy']:.3f}")
     return wrong

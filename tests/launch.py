@@ -9,7 +9,6 @@ import os
 import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -235,6 +234,21 @@ def run_task(folder: pathlib.Path, *arguments: str, **env: str) -> Launch:
     return Launch([sys.executable, script, *arguments], folder, **env)
 
 
+def wrong_books(result: dict) -> list[str]:
+    """Returns what is wrong with the books of a run that ended well."""
+    flags, steps = result["flags"], result["global_steps"]
+    rounds = sum(result["rounds_per_worker"].values())
+    each = flags.get("replicas_to_aggregate", 1)
+    wrong = []
+    if steps != flags["steps"]:
+        wrong.append(f"{steps} steps, not {flags['steps']}")
+    if rounds != each * steps + result["gradients_dropped"]:
+        wrong.append(f"{rounds} rounds, {result['gradients_dropped']} dropped")
+    if result["examples"] != flags["batch_size"] * flags.get("window", 1) * rounds:
+        wrong.append(f"{result['examples']} examples")
+    return wrong
+
+
 class ByHand:
     """The tasks of one run, each started by hand; all are ended on every way out."""
 
@@ -283,8 +297,3 @@ def without(tool: Sequence[str]) -> str:
     except FileNotFoundError:
         return f"{tool[0]} is not installed"
     return (done.stderr.strip() or "refused") if done.returncode else ""
-
-
-def interrupt_group(launch: Launch) -> None:
-    """Sends what a terminal sends on Ctrl-C: SIGINT to the whole process group."""
-    os.killpg(launch.process.pid, signal.SIGINT)

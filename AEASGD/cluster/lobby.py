@@ -32,9 +32,8 @@ class Lobby:
             self.about = [run.fingerprint.value(), run.owners[me], quiet]
             beats, reason = run.beat(), run.reason.value()
         self.heart = watch.Heart(
-            self.graph, target, config, beats, args.ps_hosts, args.patience
+            self.graph, target, config, beats, reason, args.ps_hosts, args.patience
         )
-        self.heart.reason = reason
 
     def name(self):
         """Returns what this process is called among all that ever were this worker."""

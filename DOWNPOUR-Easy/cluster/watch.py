@@ -81,11 +81,11 @@ class Heart(threading.Thread):
     """
 
     also = (None, ())  # (graph, operations) that are run with every beat, of a scheme
-    reason = ""  # a tensor: why the run has failed, if it has
 
-    def __init__(self, graph, target, config, operations, addresses, patience):
+    def __init__(self, graph, target, config, operations, reason, addresses, patience):
+        """`reason` is a tensor: why the run has failed, empty if it has not."""
         super().__init__(daemon=True)
-        self.graph, self.operations = graph, operations
+        self.graph, self.operations, self.reason = graph, operations, reason
         self.target, self.config = target, in_time(config)
         self.addresses, self.patience = addresses, patience
         self.stopped = threading.Event()
@@ -94,6 +94,11 @@ class Heart(threading.Thread):
         """Returns when the thread has ended: at most after the call that it is in."""
         self.stopped.set()
         self.join(2 * SAY)
+
+    def _be_patient(self, ps, quiet):
+        if quiet > self.patience and not self.stopped.is_set():
+            where = f"ps {ps} at {self.addresses[ps]}"
+            leave_now(f"no answer in {quiet:.0f} s from {where}", AGAIN)
 
     def run(self):
         heard = [time.monotonic()] * len(self.operations)
@@ -104,17 +109,14 @@ class Heart(threading.Thread):
                 if self.also[1]:
                     scheme = tf.Session(self.target, self.also[0], self.config)
             try:
+                beaten = time.monotonic()
                 for ps, operation in enumerate(self.operations):
-                    with contextlib.suppress(*silent()):
+                    try:
                         session.run(operation)
                         heard[ps] = time.monotonic()
-                        continue
-                    quiet = time.monotonic() - heard[ps]
-                    if quiet > self.patience and not self.stopped.is_set():
-                        where = f"ps {ps} at {self.addresses[ps]}"
-                        leave_now(f"no answer in {quiet:.0f} s from {where}", AGAIN)
-                    break
-                else:
+                    except silent():
+                        self._be_patient(ps, time.monotonic() - heard[ps])
+                if min(heard) >= beaten:  # every ps has answered
                     with contextlib.suppress(*silent()):
                         # The main thread may be in a call that lasts for minutes.
                         reason = session.run(self.reason)

@@ -43,17 +43,17 @@ class Model:
         def save():
             if watch.silent_ps(self.args.ps_hosts) is not None:
                 return
-            with tf.Session(target, self.graph, watch.in_time(config)) as session:
+            limited = watch.in_time(config)
+            with (
+                contextlib.suppress(tf.errors.OpError),  # the ps may be ending too
+                tf.Session(target, self.graph, limited) as session,
+            ):
                 failed = session.run(self.books.incarnation.reason)
                 if failed or not self.alive(session):
                     return
-                path, step = os.path.join(self.args.logdir, NAME), self.books.step
-                step = session.run(step)
+                step = session.run(self.books.step)
+                path = os.path.join(self.args.logdir, NAME)
                 if self.saver.save(session, path, step, write_meta_graph=False):
                     print(f"told to end: saved at global step {step}")
 
-        def save_if_there_is_time():
-            with contextlib.suppress(tf.errors.OpError):  # the ps are ending too
-                save()
-
-        start.before_the_end(save_if_there_is_time)
+        start.before_the_end(save)

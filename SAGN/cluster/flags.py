@@ -124,9 +124,8 @@ def _default_logdir(args):
     run = hashlib.sha256(hosts).hexdigest()[:6]
     for newest in sorted(glob.glob(f"logdir/*-{run}"))[-1:]:
         log = os.path.join(newest, f"{args.job_name}-{args.task_index}.log")
-        if time.time() - os.path.getmtime(newest) < SAME_RUN and not os.path.exists(
-            log
-        ):
+        recent = time.time() - os.path.getmtime(newest) < SAME_RUN
+        if recent and not os.path.exists(log):
             return newest
     return f"{name}-{run}"
 
