@@ -57,7 +57,6 @@ def state(args, center, kept):
     """Returns what the rounds share: Adagrad on each ps; here a copy, an optimizer."""
     with tf.variable_creator_scope(own), tf.device(f"/job:worker/task:{kept.me}"):
         copy = tf.get_variable("local", initializer=tf.zeros_like(rounds.pull(center)))
-    # Any optimizer of tf.train can stand here.
     optimizer = tf.train.AdagradOptimizer(args.learning_rate)
     adagrad = {
         # The paper's s starts at 0; without use_locking two updates could mix.
@@ -167,6 +166,7 @@ def main():
         hooks=[run.hook()],
         checkpoint_dir=args.logdir,
         save_checkpoint_secs=args.save_seconds,
+        save_graph_def=False,  # as text it takes half a second; this file makes it
         log_step_count_steps=None,
     )
     if run.chief:

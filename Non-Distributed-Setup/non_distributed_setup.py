@@ -73,6 +73,7 @@ def main():
         scaffold=scaffold,
         checkpoint_dir=args.logdir,
         save_checkpoint_secs=args.save_seconds,
+        save_graph_def=False,  # as text it takes half a second; this file makes it
         log_step_count_steps=None,
     )
     report.print_placement()
