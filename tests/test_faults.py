@@ -273,6 +273,70 @@ def test_a_cable_that_is_cut(tmp_path):
         wire.wire.send_signal(signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def isolated_hosts():
+    """Three hosts: the ps's, and two workers' that reach it but not each other.
+
+    Yields ({name: command that runs something on that host}, {name: its address}).
+    """
+    names = {who: f"guide-{os.getpid()}-{who}" for who in ("ps", "one", "two")}
+    inside = {who: ["ip", "netns", "exec", name] for who, name in names.items()}
+    addresses = {"ps": "10.98.0.1", "one": "10.98.1.2", "two": "10.98.2.2"}
+    with contextlib.ExitStack() as stack:
+
+        def ip(words, where="ps"):
+            subprocess.run([*inside[where], "ip", *words.split()], check=True)
+
+        for name in names.values():
+            subprocess.run(["ip", "netns", "add", name], check=True)
+            stack.callback(subprocess.run, ["ip", "netns", "delete", name])
+        for who in names:
+            ip("link set lo up", who)
+        ip("address add 10.98.0.1/32 dev lo")
+        for number, who in enumerate(("one", "two"), 1):
+            ip(f"link add {who} type veth peer name cable netns {names[who]}")
+            ip(f"address add 10.98.{number}.1/24 dev {who}")
+            ip(f"link set {who} up")
+            ip(f"address add {addresses[who]}/24 dev cable", who)
+            ip("link set cable up", who)
+            ip(f"route add default via 10.98.{number}.1", who)
+        yield inside, addresses
+
+
+@launch.if_thorough
+@pytest.mark.skipif(NO_LINK != "", reason=NO_LINK)
+def test_workers_need_not_reach_each_other(tmp_path):
+    """The chief waits for one of which only ps 0 hears, for as long as it lives."""
+    copy = copy_of("HogWild", tmp_path)
+    script = copy / registry.script_of(copy.name)
+    with isolated_hosts() as (inside, addresses), contextlib.ExitStack() as stack:
+        ping = [
+            "python3",
+            "-c",
+            f"import socket as s; s.create_connection(('{addresses['one']}', 1), 3)",
+        ]
+        tried = subprocess.run([*inside["two"], *ping], capture_output=True, text=True)
+        assert "unreachable" in tried.stderr or "timed out" in tried.stderr
+        flags = [f"--ps_hosts={addresses['ps']}:2222", "--steps", "300"]
+        flags.append(f"--worker_hosts={addresses['one']}:2222,{addresses['two']}:2222")
+        flags += ["--slow_workers", "0,40", "--logdir", str(tmp_path / "logdir")]
+        started = []
+        for who, job, index in (
+            ("ps", "ps", 0),
+            ("one", "worker", 0),
+            ("two", "worker", 1),
+        ):
+            command = [*inside[who], sys.executable, str(script), *flags]
+            command += ["--job_name", job, "--task_index", str(index)]
+            started.append(stack.enter_context(launch.Launch(command, copy)))
+        for task in started:
+            assert task.wait(120) == 0, task.output
+        assert not any("is gone" in line for line in started[1].lines)
+    done = result(tmp_path / "logdir")
+    assert done["global_steps"] == 300 and sorted(done["loss_per_worker"]) == ["0", "1"]
+    assert launch.wrong_books(done) == []
+
+
 def test_a_chief_without_its_directory_goes_on_with_the_model(tmp_path):
     """Nothing is lost: the model, the books, the other worker are where they were."""
     copy = copy_of("HogWild", tmp_path)

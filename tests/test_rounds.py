@@ -282,12 +282,39 @@ def calls_of(sizes: tuple) -> rounds.Calls:
     """Returns Calls of rounds that do nothing."""
 
     def nothing(last):
-        packed = tf.zeros([3], tf.int64)
-        entry = rows.Entry(None, None, None, packed)
+        zero, packed = tf.zeros([], tf.int64), tf.zeros([3], tf.int64)
+        entry = rows.Entry(zero, zero, tf.constant(True), packed)
         return rounds.Round(tf.constant(0.0), entry, [tf.no_op()])
 
     with tf.Graph().as_default():
         return rounds.Calls(nothing, sizes)
+
+
+@pytest.mark.parametrize("draws", [False, True], ids=["alike", "drawing"])
+def test_the_rounds_after_the_second_are_copies_unless_they_draw(draws) -> None:
+    """Each sees the one before it, and no two see the same random number."""
+    built = []
+
+    def one_round(last):
+        built.append(last)
+        zero = tf.zeros([], tf.int64)
+        with tf.control_dependencies(tf.nest.flatten(last.update)):
+            number = count.read_value()
+        with tf.control_dependencies([number]):
+            update = count.assign_add(1.0, read_value=False)  # has no tensor
+        noise = tf.random.uniform([]) if draws else tf.zeros([])
+        entry = rows.Entry(zero, zero, tf.constant(True), tf.zeros([3], tf.int64))
+        return rounds.Round(tf.stack([number, noise]), entry, [update])
+
+    with tf.Graph().as_default() as graph, tf.Session(graph=graph) as session:
+        count = tf.get_variable("count", initializer=0.0)
+        calls = rounds.Calls(one_round, (1, 6))
+        session.run(tf.global_variables_initializer())
+        values, *_ = session.run(calls.fetches[6])
+        assert session.run(count) == 6
+    assert values[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert len(built) == (6 if draws else 2)
+    assert len(set(values[:, 1])) == (6 if draws else 1)
 
 
 def test_short_rounds_are_made_many_at_once(monkeypatch) -> None:

@@ -88,9 +88,10 @@ def test_a_run_whose_tasks_die_and_come_back(folder, tmp_path):
     # A synchronous round takes as long as the slowest, so let all be faster there.
     seconds = 0.01 if hasattr(args, "replicas_to_aggregate") else 0.02
     slow = str(seconds / getattr(args, "window", 1))
-    command = ["--steps", str(steps), "--slow_workers", slow, "--save_seconds", "1"]
-    env = {"NUM_PS": "2", "NUM_WORKERS": "2", "MAX_RESTARTS": "1"}
     killed = KILLED.get(folder, [("ps", 1, 1)] if launch.THOROUGH else [])
+    command = ["--steps", str(steps), "--save_seconds", "1"]
+    command += ["--slow_workers", slow] if killed else []
+    env = {"NUM_PS": "2", "NUM_WORKERS": "2", "MAX_RESTARTS": "1"}
     with run_sh(copy, *command, LOGDIR=str(logdir), **env) as run:
         for job, index, step in killed:
             wait_until(lambda step=step: saved_step(logdir) >= step, 120, run)
