@@ -103,7 +103,8 @@ class Calls:
     def __init__(self, one_round, sizes=SIZES):
         """`one_round(last)` builds a round that comes after the `last` one."""
         built = unroll.rounds(one_round, NONE, sizes[-1])
-        self.fetches = {size: self._fetch(built[:size]) for size in sizes}
+        with tf.name_scope("calls"):
+            self.fetches = {size: self._fetch(built[:size]) for size in sizes}
         self.seconds = CALL  # of a round in the call before
 
     @staticmethod
