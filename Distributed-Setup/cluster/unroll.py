@@ -20,7 +20,8 @@ def rounds(one_round, first, count):
     What one_round builds must lie in the name scope that it is called in, and must
     depend on nothing of a call but the round before: then the third is the second with
     other names. Rounds that draw random numbers are built one by one, because a copy
-    would draw the numbers of its original.
+    would draw the numbers of its original; and so are those that talk to other workers
+    under a key, because a copy would have the key of its original.
     """
     built, graph = [], tf.get_default_graph()
     while len(built) < count:
@@ -30,16 +31,17 @@ def rounds(one_round, first, count):
         if len(built) == 2 < count:
             whole = graph.as_graph_def()
             second = [n for n in whole.node if n.name.startswith(scope(1) + "/")]
-            if not _draws(second, whole.library):
+            if not _is_one_of_a_kind(second, whole.library):
                 _copy(graph, second, count)
                 built += [_named(graph, built[1], n) for n in range(2, count)]
     return built
 
 
-def _draws(nodes, library):
-    # Every operation that draws has a seed, which says nothing of a copy of it.
+def _is_one_of_a_kind(nodes, library):
+    # Whatever draws has a seed, and a collective operation a key.
     inside = [node for function in library.function for node in function.node_def]
-    return any("seed2" in node.attr for node in [*nodes, *inside])
+    every = [node.attr for node in [*nodes, *inside]]
+    return any("seed2" in attr or "instance_key" in attr for attr in every)
 
 
 def _renamed(name, number):
