@@ -57,7 +57,7 @@ def short(path: Path) -> str:
 
 
 PAGES = files(".md")
-SHELL = [*files(".sh"), REPO / ".ci" / "run"]
+SHELL = [*files(".sh", ".sbatch"), REPO / ".ci" / "run"]
 
 
 def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
@@ -483,7 +483,9 @@ def small(tmp_path: Path) -> Path:
             page += f"\n## What changes from {toy.parent}\n\n"
             page += "<!-- diff:begin -->\n<!-- diff:end -->\n\n## Reference\n"
         (root / folder / "README.md").write_text(page)
-    (root / "README.md").write_text("<!-- index:begin -->\n<!-- index:end -->\n")
+    blocks = ("index", "engines")
+    page = "".join(f"<!-- {b}:begin -->\n<!-- {b}:end -->\n" for b in blocks)
+    (root / "README.md").write_text(page)
     assert copies.write(root, False, TOYS) == []
     assert copies.check(root, TOYS)[0] == []
     git = ["git", "-C", root, "-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -517,6 +519,7 @@ def test_the_diff_is_generated(small: Path) -> None:
         ("README.md", "| async |", "| sync |", "README.md: what is generated"),
         ("README.md", "index:end", "index", "README.md: wanted once, on lines of"),
         ("README.md", "", "<!-- index:begin -->\n<!-- index:end -->\n", "wanted once"),
+        ("README.md", "<!-- engines:end -->", "", "wanted once"),
     ],
 )
 def test_a_stale_page_is_found(
@@ -776,7 +779,8 @@ def test_pages_exist() -> None:
     assert {"README.md", *(f"{name}/README.md" for name in EXAMPLES)} <= names
 
 
-TEXTS = [*files(".md", ".py", ".sh", ".ipynb", ".toml", ".txt"), REPO / ".ci" / "run"]
+TEXTS = files(".md", ".py", ".sh", ".sbatch", ".ipynb", ".toml", ".txt", ".yaml")
+TEXTS.append(REPO / ".ci" / "run")
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=short)
@@ -1016,7 +1020,7 @@ def test_shell_can_fail() -> None:
         assert BASH_4.search(text)
 
 
-LINTED = ["benchmarks", "tools", "tests", *EXAMPLES]
+LINTED = ["benchmarks", "tools", "tests", "Engines", *EXAMPLES]
 
 
 @pytest.mark.parametrize("command", ["check", "format --check"])
@@ -1256,14 +1260,17 @@ def test_list_and_help() -> None:
     done = run("bash", REPO / "run.sh", "--list", cwd="/")
     assert (done.returncode, done.stderr) == (0, "")
     blocks = done.stdout.rstrip("\n").split("\n\n")
-    for block, (group, members) in zip(blocks, registry.by_group(), strict=True):
+    groups = [(g, [[e.folder, e.sentence] for e in m]) for g, m in registry.by_group()]
+    engines = [[f"Engines/{e.name}", e.sentence] for e in registry.ENGINES]
+    groups.append((registry.ELSEWHERE, engines))
+    for block, (group, members) in zip(blocks, groups, strict=True):
         title, *rows = block.splitlines()
         assert title == group
-        for row, example in zip(rows, members, strict=True):
-            assert row.split(maxsplit=1) == [example.folder, example.sentence]
+        assert [row.split(maxsplit=1) for row in rows] == members
     done = run("bash", REPO / "run.sh", "No\nno", cwd="/")
     names = done.stderr.partition("only: ")[2].strip().split(", ")
-    assert (done.returncode, sorted(names)) == (2, sorted(EXAMPLES))
+    there = [*EXAMPLES, *(name for name, _ in engines)]
+    assert (done.returncode, sorted(names)) == (2, sorted(there))
     done = run("bash", REPO / "run.sh", "Basics-Tutorial", cwd="/")
     assert done.returncode == 2 and "see Basics-Tutorial/README.md" in done.stderr
     done = run("bash", REPO / "run.sh", "--help", cwd="/")

@@ -1,6 +1,6 @@
-"""The one list of the examples: `--list`, the README, copies, tests and benchmarks.
+"""The one list of examples and engines: `--list`, README, copies, tests, benchmarks.
 
-    python tools/registry.py --list     prints the examples by group
+    python tools/registry.py --list     prints them by group
 
 An example is a folder. Its script has the folder's name in snake case; a folder without
 a family has no script. A new one gets a line here, and `python tools/copies.py` then
@@ -191,6 +191,25 @@ EXAMPLES = [
     ),
 ]
 
+# What starts the examples elsewhere: Engines/<name>. `starts` (what starts the tasks),
+# `restarts` (who starts one again), `command` and `tested` (with which version, when)
+# are for the table in README.md.
+ELSEWHERE = "Start it elsewhere"
+Engine = collections.namedtuple(
+    "Engine", "name sentence starts restarts command tested"
+)
+
+ENGINES = [
+    Engine(
+        "MPI",
+        "Open MPI's mpirun as a launcher.",
+        "`mpirun`, a rank per task",
+        "nobody: one that fails ends all",
+        "`mpirun -n 3 --hostfile hosts python adapter.py ...`",
+        "Open MPI 4.1.4, 2026-11-22",
+    ),
+]
+
 
 def of_family(family=None, examples=None):
     """Returns the examples of a family, or all that have a script."""
@@ -221,11 +240,15 @@ def by_group(examples=None):
 
 
 def listing():
-    """Returns the examples by group with their sentences, as `--list` prints them."""
-    width = max(len(example.folder) for example in EXAMPLES)
+    """Returns examples and engines by group, as `--list` prints them."""
+    groups = [
+        (g, [(e.folder, e.sentence) for e in members]) for g, members in by_group()
+    ]
+    groups.append((ELSEWHERE, [(f"Engines/{e.name}", e.sentence) for e in ENGINES]))
+    width = max(len(name) for _, rows in groups for name, _ in rows)
     blocks = []
-    for group, members in by_group():
-        lines = [f"  {e.folder:{width}}  {e.sentence}" for e in members]
+    for group, rows in groups:
+        lines = [f"  {name:{width}}  {sentence}" for name, sentence in rows]
         blocks.append("\n".join([group, *lines]))
     return "\n\n".join(blocks)
 
