@@ -14,8 +14,8 @@
 #   TASKS BASE_PORT         their sum; the first of as many free ports in a row
 #   LOGDIR SCRATCH          absolute; a folder that is gone afterwards
 #   PYTHON                  has TensorFlow; `environment` makes one with requirements.txt
-#   ALONE                   not empty in a network of its own; WANTS (before `engine`)
-#                           are more flags of unshare, and make that network a must
+#   ALONE                   not empty in a network of its own; WANTS (set before) is
+#                           an array of more flags of unshare; that network is then a must
 # Exit status: 0 ok, 2 usage, 3 something is missing here, 124 timeout, 130 Ctrl-C,
 # 143 TERM, else what the engine made of the first task that failed.
 set -euo pipefail
@@ -115,10 +115,11 @@ environment() { # makes .venv of requirements.txt in the engine's folder; sets E
   wanted=$("$PYTHON" -V && cat "$HERE/requirements.txt")
   if [ "$(cat "$HERE/.venv/stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "run.sh: makes an environment with $ENGINE's packages (once)"
-    "$PYTHON" -m venv --clear "$HERE/.venv" >/dev/null &&
-      "$ENGINE_PYTHON" -m pip install --quiet --no-input --disable-pip-version-check \
-        -r "$HERE/requirements.txt" >"$HERE/.venv/setup.log" 2>&1 ||
+    if ! "$PYTHON" -m venv --clear "$HERE/.venv" >&2 ||
+      ! "$ENGINE_PYTHON" -m pip install --quiet --no-input --disable-pip-version-check \
+        -r "$HERE/requirements.txt" >"$HERE/.venv/setup.log" 2>&1; then
       stop 3 "$ENGINE's packages could not be installed: see Engines/$ENGINE/.venv/setup.log"
+    fi
     echo "$wanted" >"$HERE/.venv/stamp"
   fi
   exec 8>&-
@@ -127,9 +128,9 @@ environment() { # makes .venv of requirements.txt in the engine's folder; sets E
 alone() { # ARGUMENTS: starts this script again in a network with nobody else in it
   # Whoever reaches a port of TensorFlow owns the machine, and most engines' daemons
   # have open ports too.
-  local network=(unshare --net ${WANTS:-})
+  local network=(unshare --net ${WANTS[@]+"${WANTS[@]}"})
   [ -n "${WANTS:-}" ] || [ -z "$given${OPEN_PORTS:-}" ] || return 0
-  [ "$(id -u)" -eq 0 ] || network=(unshare --user --map-root-user --net ${WANTS:-})
+  [ "$(id -u)" -eq 0 ] || network=("${network[@]}" --user --map-root-user)
   if "${network[@]}" "$PYTHON" "$ROOT/Distributed-Setup/cluster/ports.py" up 2>/dev/null; then
     export ALONE=$$ LOGDIR PYTHON BASE_PORT=$given
     exec "${network[@]}" bash "$HERE/run.sh" "$@"
