@@ -156,7 +156,8 @@ follow() { # pid: waits for it, TIMEOUT seconds at most, and returns its status
 }
 
 left() { # prints the processes of this run, whoever their parents are by now
-  grep -lsz "^ENGINE_RUN=$RUN\$" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3
+  # A process that has just gone makes grep fail.
+  { grep -lsz "^ENGINE_RUN=$RUN\$" /proc/[0-9]*/environ || true; } | cut -d/ -f3
 }
 
 cleanup() {
@@ -168,8 +169,9 @@ cleanup() {
   for signal in TERM KILL; do
     wait=50
     while pids=$(left) && [ -n "$pids" ] && [ $((wait -= 1)) -gt 0 ]; do
+      # Again and again: one may start another meanwhile.
       # shellcheck disable=SC2086 # a word is a pid
-      [ "$wait" -ne 49 ] || kill "-$signal" $pids || true
+      kill "-$signal" $pids || true
       sleep 0.1
     done
   done
