@@ -133,7 +133,7 @@ alone() { # ARGUMENTS: starts this script again in a network with nobody else in
   [ "$(id -u)" -eq 0 ] || network=("${network[@]}" --user --map-root-user)
   if "${network[@]}" "$PYTHON" "$ROOT/Distributed-Setup/cluster/ports.py" up 2>/dev/null; then
     export ALONE=$$ LOGDIR PYTHON BASE_PORT=$given
-    exec "${network[@]}" bash "$HERE/run.sh" "$@"
+    exec "${network[@]}" bash ${DEBUG:+-x} "$HERE/run.sh" "$@"
   fi
   [ -z "${WANTS:-}" ] || stop 3 \
     "$ENGINE's rehearsal needs Linux, and root or user namespaces (unshare ${network[*]:1}: refused)"

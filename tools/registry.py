@@ -201,12 +201,36 @@ Engine = collections.namedtuple(
 
 ENGINES = [
     Engine(
+        "Several-Hosts",
+        "a host per task in this one, with links as slow as you like.",
+        "`run.sh`, in a network namespace per task",
+        "nobody: one that fails ends all",
+        "`DELAY=5 RATE=100 bash Engines/Several-Hosts/run.sh AGN`",
+        "iproute2 6.1.0, 2026-11-22",
+    ),
+    Engine(
+        "Slurm",
+        "sbatch and srun, with requeue and a sweep as a job array.",
+        "`srun`, a task per task",
+        "`job.sbatch` requeues the job, `MAX_RESTARTS` times; Slurm, if a node fails",
+        "`sbatch --ntasks=3 job.sbatch ...`",
+        "Slurm 22.05.8, 2026-11-22",
+    ),
+    Engine(
         "MPI",
         "Open MPI's mpirun as a launcher.",
         "`mpirun`, a rank per task",
         "nobody: one that fails ends all",
         "`mpirun -n 3 --hostfile hosts python adapter.py ...`",
         "Open MPI 4.1.4, 2026-11-22",
+    ),
+    Engine(
+        "Kubernetes",
+        "a TFJob, or Jobs and a Service, generated for any example.",
+        "the Training Operator, or the Job controller; a pod per task",
+        "the kubelet or the controller, by exit status",
+        "`kubectl apply -f job.yaml`",
+        "schemas of Training Operator 1.9 and Kubernetes 1.31, no cluster; 2026-11-22",
     ),
 ]
 
