@@ -28,6 +28,7 @@ version() {
   sbatch --version
 }
 
+# cred_expire is also what a requeued job waits before it starts again, by default 120 s.
 daemons() { # starts them, and waits until every node is ready
   local k
   mkdir "$SCRATCH/state" "$SCRATCH/munge"
@@ -46,7 +47,7 @@ ClusterName=rehearsal
 SlurmctldHost=$(hostname)(10.99.1.1)
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket=$SCRATCH/munge/socket
+AuthInfo=socket=$SCRATCH/munge/socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation=$SCRATCH/state
 SlurmdSpoolDir=$SCRATCH/%n
@@ -122,13 +123,9 @@ rehearse() {
 
 watch_job() { # job: returns when all of it is over
   local states
-  while states=$(squeue --noheader --jobs "$1" --states=all --format='%T %r'); do
-    case $states in
-      # It starts a job that was requeued two minutes later; nobody waits for that here.
-      *PENDING*BeginTime*) scontrol update JobId="$1" StartTime=now ;;
-    esac
-    # shellcheck disable=SC2143 # not -q, which would end while squeue's text comes
-    [ -n "$(echo "$states" | grep -Ev "^($OVER) ")" ] || return 0
+  while states=$(squeue --noheader --jobs "$1" --states=all --format=%T); do
+    states=$(grep -Ev "^($OVER)\$" <<<"$states" || true)
+    [ -n "$states" ] || return 0
     sleep 0.5
   done
 }
