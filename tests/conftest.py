@@ -1,9 +1,12 @@
 """What a test run says last: which engines could not be had here."""
 
+import pytest
 import registry
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter):
+    yield  # all that others have to say
     reports = [r for part in terminalreporter.stats.values() for r in part]
     if not any("test_engines" in getattr(r, "nodeid", "") for r in reports):
         return

@@ -113,9 +113,11 @@ def test_an_engine_that_is_not_installed(engine, tmp_path):
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
 def test_wrong_use(engine, arguments, env, words, tmp_path):
-    if MISSING[engine] and words[0] != "there is no example":
+    if MISSING[engine] and engine != "Kubernetes":
         pytest.skip(MISSING[engine])
-    done = run_sh(engine, *arguments, LOGDIR=str(tmp_path / "logdir"), **env)
+    # Kubernetes' files are written, and so checked, without a cluster too.
+    env = {"LOGDIR": str(tmp_path / "logdir"), "DRY_RUN": "1", **env}
+    done = run_sh(engine, *arguments, **env)
     one_sentence(done, 2, *words)
     assert not (tmp_path / "logdir").exists()
 
@@ -337,3 +339,241 @@ def test_a_sweep_of_slurm(tmp_path):
         assert launch.result(tmp_path / "run" / rate)["flags"][
             "learning_rate"
         ] == float(rate)
+
+
+# --- Several-Hosts ------------------------------------------------------------
+
+
+def test_the_adapter_of_several_hosts(tmp_path):
+    me = socket.gethostname()
+    got = adapted("Several-Hosts", {"HOSTS": f"p {me} b"}, path=tmp_path)
+    assert got == {
+        "cluster": {"ps": ["p:2222"], "worker": [f"{me}:2222", "b:2222"]},
+        "task": {"type": "worker", "index": 0},
+    }
+    env = {"HOSTS": f"p {me} b", "NUM_PS": "2", "PORT": "99"}
+    got = adapted("Several-Hosts", env, path=tmp_path)
+    assert got["cluster"]["worker"] == ["b:99"]
+    assert got["task"] == {"type": "ps", "index": 1}
+    assert "is not in HOSTS=p b" in adapted(
+        "Several-Hosts", {"HOSTS": "p b"}, path=tmp_path
+    )
+
+
+@launch.if_thorough
+def test_hosts_behind_a_slow_link():
+    """A round trip takes twice the delay: so many rounds cannot be faster."""
+    if MISSING["Several-Hosts"]:
+        pytest.skip(MISSING["Several-Hosts"])
+    env = {"DELAY": "20", "RATE": "100", "NUM_WORKERS": "1"}
+    done = matrix.cell("Several-Hosts", "HogWild", steps=100, **env)
+    assert not done["wrong"], done["output"]
+    (rate,) = re.findall(r"global steps in .* \((\d+) steps/s", done["output"])
+    assert int(rate) < 1 / 0.040
+
+
+@launch.if_thorough
+def test_a_host_that_is_made_again(tmp_path):
+    if MISSING["Several-Hosts"]:
+        pytest.skip(MISSING["Several-Hosts"])
+    run = killed("Several-Hosts", tmp_path, MAX_RESTARTS="1")
+    assert run.status == 0, run.output
+    assert "worker1 ended with status 137; restart 1 of 1" in run.output
+    assert launch.result(run.logdir)["global_steps"] == 1000
+
+
+# --- Kubernetes ---------------------------------------------------------------
+
+KUBERNETES = ENGINES / "Kubernetes"
+FILES = {"hogwild-tfjob.yaml": "tfjob", "hogwild-jobs.yaml": "jobs"}
+FILES["pytorchjob.yaml"] = "pytorchjob"
+
+
+@pytest.fixture(scope="module")
+def kubernetes():
+    """Returns a Python that has what Kubernetes/requirements.txt names."""
+    done = run_sh("Kubernetes", "HogWild", "--steps", "100", DRY_RUN="1")
+    if done.returncode == 3:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    assert "kind: TFJob" in done.stdout and "- --steps" in done.stdout
+    return str(KUBERNETES / ".venv" / "bin" / "python")
+
+
+def program(python, name, *arguments, **options):
+    """Returns a finished program of the folder Kubernetes."""
+    command = [python, str(KUBERNETES / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def test_kubernetes_files_are_those_of_the_generator(kubernetes):
+    for name, kind in FILES.items():
+        text = program(kubernetes, "generate.py", "HogWild", "--kind", kind).stdout
+        kept = (KUBERNETES / name).read_text()
+        assert text.partition("\n")[2] == kept.partition("\n")[2], name
+
+
+@pytest.mark.parametrize("kind", ["tfjob", "jobs"])
+def test_kubernetes_files_of_every_example(kind, kubernetes):
+    """Checked offline: against the operator's models and Kubernetes' schemas."""
+    texts = []
+    for example in registry.folders():
+        sizes = [("1", "2")]
+        if example in registry.folders("single"):
+            sizes = [("0", "1")]
+        elif example == "HogWild":
+            sizes += [("2", "4"), ("1", "1")]
+        for ps, workers in sizes:
+            tasks = ["--ps", ps, "--workers", workers]
+            done = program(kubernetes, "generate.py", example, "--kind", kind, *tasks)
+            assert done.returncode == 0, done.stderr
+            texts.append(done.stdout)
+    done = program(kubernetes, "validate.py", "-", input="---\n".join(texts))
+    assert done.returncode == 0, done.stderr
+
+
+WRONG = {
+    "cleanPodPolicy: Running": ("cleanPodPolicy: Runing", "'Runing' is not one of"),
+    "  runPolicy:": ("  runPolcy:", "unknown field runPolcy"),
+    "      replicas: 1": ("      replicas: '1'", "'1' is not a int"),
+    "    Chief:\n      replicas: 1": ("    Chief:\n      replicas: 2", "can be one"),
+    "    PS:": ("    Server:", "Server: not one of"),
+    "restartPolicy: ExitCode": ("restartPolicy: Exit", "'Exit' is unknown"),
+    "- name: tensorflow": ("- name: main", "no container is named tensorflow"),
+    "automountServiceAccountToken": ("automountToken", "automountToken"),
+    "containerPort: 2222": ("containerPort: tf", "'tf' is not"),
+    "TFJob\nmetadata:\n  name: h": ("TFJob\nmetadata:\n  name: 1h", "of a host's name"),
+    "activeDeadlineSeconds: 86400": ("activeDeadline: 1", "unknown field activeDead"),
+    "accessModes:": ("accessMode:", "accessMode"),
+    "policyTypes:": ("policyType:", "policyType"),
+    "kind: NetworkPolicy": ("kind: NetworkPolice", "NetworkPolice"),
+    "apiVersion: v1\n": ("", "no apiVersion and kind"),
+    "kind: TFJob": ("kind TFJob", "no apiVersion and kind"),
+}
+
+
+@pytest.mark.parametrize("old", WRONG)
+def test_wrong_kubernetes_files_are_refused(old, kubernetes, tmp_path):
+    new, said = WRONG[old]
+    text = (KUBERNETES / "hogwild-tfjob.yaml").read_text()
+    assert old in text
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text.replace(old, new, 1))
+    done = program(kubernetes, "validate.py", str(path))
+    assert done.returncode == 1 and said in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_jobs_get_a_tf_config_that_the_script_takes(kubernetes):
+    """Each pod's, with the index put in as the kubelet does."""
+    flags = ["--kind", "jobs", "--ps", "2", "--workers", "3"]
+    text = program(kubernetes, "generate.py", "HogWild", *flags).stdout
+    configs = re.findall(r"value: '(\{.*\})'", text)
+    assert len(configs) == 3
+    roles = []
+    for config in configs:
+        job = re.search(r'"type": "(\w+)"', config)[1]
+        hosts = json.loads(config.replace("$(INDEX)", "0"))["cluster"][job]
+        for index, host in enumerate(hosts):
+            assert host == f"hogwild-{job}-{index}.hogwild:2222"
+            full = config.replace("$(INDEX)", str(index))
+            launch.reference()
+            from cluster import addresses
+
+            roles.append(addresses.from_tf_config(full)[:2])
+            assert addresses.from_tf_config(full)[2].count(",") == 1
+    assert roles == [("worker", 0), ("ps", 0), ("ps", 1), ("worker", 1), ("worker", 2)]
+
+
+def test_the_exit_codes_of_kubernetes(kubernetes):
+    """What is final, and where the chief's log directory is: advice that is kept."""
+    code = "import json, sys, yaml; "
+    code += "json.dump([*yaml.safe_load_all(sys.stdin)], sys.stdout)"
+
+    def objects(kind):
+        text = program(kubernetes, "generate.py", "AGN", "--kind", kind).stdout
+        done = subprocess.run(
+            [kubernetes, "-c", code], input=text, capture_output=True, text=True
+        )
+        return {one["kind"]: one for one in json.loads(done.stdout)}
+
+    spec = objects("tfjob")["TFJob"]["spec"]
+    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
+    for name, replica in spec["tfReplicaSpecs"].items():
+        assert replica["restartPolicy"] == "ExitCode"
+        pod = replica["template"]["spec"]
+        assert "--logdir=/logs/agn" in pod["containers"][0]["command"]
+        (volume,) = pod["volumes"]
+        assert ("persistentVolumeClaim" in volume) == (name == "Chief")
+    found = objects("jobs")
+    (final, evicted) = found["Job"]["spec"]["podFailurePolicy"]["rules"]
+    launch.reference()
+    from cluster import exits
+
+    assert final["onExitCodes"]["values"] == [1, 2, 3] and exits.AGAIN >= 128
+    assert evicted["action"] == "Ignore"
+    (rule,) = found["NetworkPolicy"]["spec"]["ingress"]
+    label = {"app.kubernetes.io/instance": "agn"}
+    assert rule["from"] == [{"podSelector": {"matchLabels": label}}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--name", "A_b"], "--name 'A_b'"),
+        (["--ps", "0"], "workers meet at a ps"),
+        (["--workers", "0"], "--workers 0"),
+        (["--kind", "pytorchjob", "--workers", "1"], "a master and at least one"),
+        (["--", "--logdir", "x"], "--logdir"),
+    ],
+)
+def test_wrong_use_of_the_generator(arguments, said, kubernetes):
+    done = program(kubernetes, "generate.py", "HogWild", *arguments)
+    assert done.returncode == 2 and said in done.stderr.splitlines()[-1]
+
+
+KUBECTL = """#!/usr/bin/env bash
+echo "$*" >>"$(dirname "$0")/said"
+case $* in
+  *" get pods "*"--output name") echo pod/hogwild-ps-0; echo pod/hogwild-chief-0 ;;
+  *" get pod/hogwild-chief-0 "*phase*) echo "${PHASE:-Succeeded}" ;;
+  *" get pod/hogwild-chief-0 "*exitCode*) echo "${CODE:-0}" ;;
+  *" logs "*) echo "test accuracy 0.9 after 100 global steps" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "status"),
+    [({}, 0), ({"PHASE": "Failed", "CODE": "2"}, 2), ({"PHASE": "Pending"}, 124)],
+)
+def test_the_commands_of_kubernetes(env, status, kubernetes, tmp_path):
+    """With a stand-in for kubectl: applied, followed to its end, deleted."""
+    fake = tmp_path / "kubectl"
+    fake.write_text(KUBECTL)
+    fake.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = {"PATH": path, "TMPDIR": str(tmp_path), "TIMEOUT": "3", **env}
+    done = run_sh("Kubernetes", "HogWild", LOGDIR=str(tmp_path / "run"), **env)
+    assert done.returncode == status, done.stdout + done.stderr
+    said = (tmp_path / "said").read_text().splitlines()
+    assert any(" apply --filename " in line for line in said)
+    assert "delete --ignore-not-found tfjob,networkpolicies,services" in said[-1]
+    assert ("test accuracy" in done.stdout) == (status != 124)
+    assert {path.name for path in tmp_path.iterdir()} == {"kubectl", "said", "run"}
+
+
+def test_the_notebook_of_kubernetes_runs_without_a_cluster(kubernetes, tmp_path):
+    cells = json.loads((KUBERNETES / "Kubernetes.ipynb").read_text())["cells"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    assert all("error" != o["output_type"] for c in cells for o in c.get("outputs", []))
+    done = subprocess.run(
+        [kubernetes, "-c", "\n".join(code)],
+        cwd=KUBERNETES,
+        env={"PATH": str(tmp_path)},  # no kubectl
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for command in ("apply", "get tfjobs", "get pods", "describe", "logs", "delete"):
+        assert f"$ kubectl {command}" in done.stdout

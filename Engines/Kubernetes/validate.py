@@ -9,6 +9,7 @@ else: against Kubernetes' JSON schemas (package kubernetes-validate, strict). Th
 no schema says and the operator insists on. Status 1 and a line for each finding.
 """
 
+import functools
 import re
 import sys
 
@@ -17,6 +18,10 @@ import kubernetes_validate
 import yaml
 from kubeflow.training import models
 
+# It reads 5 MB of definitions for every object.
+kubernetes_validate.utils.schema_contents = functools.cache(
+    kubernetes_validate.utils.schema_contents
+)
 VERSIONS = ("1.29", "1.31", "1.34")  # of Kubernetes
 CONTAINERS = {"TFJob": "tensorflow", "PyTorchJob": "pytorch"}
 MODELS = {"TFJob": "KubeflowOrgV1TFJob", "PyTorchJob": "KubeflowOrgV1PyTorchJob"}

@@ -25,7 +25,7 @@ needs() {
 }
 
 version() {
-  sbatch --version
+  slurmctld -V # sbatch would look for a configuration first
 }
 
 # cred_expire is also what a requeued job waits before it starts again, by default 120 s.
