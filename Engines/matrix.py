@@ -3,13 +3,15 @@
     python Engines/matrix.py                                       all that can be had
     python Engines/matrix.py --engines MPI --examples HogWild AGN
     python Engines/matrix.py --missing                             what has not passed
+    python Engines/matrix.py --table                               only write the table
 
 A cell is `bash Engines/ENGINE/run.sh EXAMPLE --steps 200`. It has passed if that ended
 with status 0, result.json is this scheme's and has all the steps, and nothing is left:
 no process (so no port), nothing in the folder for temporary files, nothing new in the
 repository. A cell that fails is shown as such, the others are run all the same, and the
-exit status is 1. Every cell is kept in matrix.json as soon as it is done, so that a
-part can be run again at any time. To be run with the Python of `bash test.sh`.
+exit status is 1. Every cell is kept, in matrix.json of the engine's folder, as soon as
+it is done, so that a part can be run again at any time. To be run with the Python of
+`bash test.sh`.
 """
 
 import argparse
@@ -32,7 +34,6 @@ REPO = ENGINES.parent
 sys.path.insert(0, str(REPO / "tools"))
 registry = importlib.import_module("registry")
 
-RESULTS = ENGINES / "matrix.json"
 BLOCK = re.compile(r"(?<=<!-- matrix:begin -->\n).*?(?=<!-- matrix:end -->)", re.S)
 GONE = 5  # seconds in which what a run has started must be gone
 
@@ -146,9 +147,9 @@ def table(cells, engines, examples):
     heads, rows = ["example"], []
     for engine in engines:
         known = [cells[key] for key in cells if key.startswith(f"{engine} ")]
-        names = sorted({one["version"] for one in known}) or ["not run"]
-        dates = sorted({one["date"] for one in known})[-1:] or [""]
-        heads.append(f"{engine}<br>{', '.join(names)}<br>{dates[0]}")
+        names = sorted({one["version"] for one in known})
+        dates = sorted({one["date"] for one in known})
+        heads.append(f"{engine}<br>{', '.join(names)}<br>{dates[-1]}")
     for example in examples:
         row = [f"[{example}](../{example}/)"]
         for engine in engines:
@@ -160,10 +161,29 @@ def table(cells, engines, examples):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def write(cells):
-    """Writes matrix.json, and the table into README.md."""
-    RESULTS.write_text(json.dumps(cells, indent=1, sort_keys=True) + "\n")
-    engines = [e.name for e in registry.ENGINES if (ENGINES / e.name).is_dir()]
+def kept():
+    """Returns all cells that were ever run, by engine and example."""
+    found = {}
+    for engine in registry.ENGINES:
+        path = ENGINES / engine.name / "matrix.json"
+        cells = json.loads(path.read_text()) if path.exists() else {}
+        found |= {f"{engine.name} {example}": one for example, one in cells.items()}
+    return found
+
+
+def keep(engine, cells):
+    """Writes an engine's cells into its folder."""
+    mine = {
+        k.partition(" ")[2]: v for k, v in cells.items() if k.startswith(f"{engine} ")
+    }
+    text = json.dumps(mine, indent=1, sort_keys=True) + "\n"
+    (ENGINES / engine / "matrix.json").write_text(text)
+
+
+def write_table(cells):
+    """Writes the table into README.md; an engine that was not run has no column."""
+    names = [engine.name for engine in registry.ENGINES]
+    engines = [name for name in names if any(k.startswith(f"{name} ") for k in cells)]
     page = ENGINES / "README.md"
     new = table(cells, engines, registry.folders())
     passed = sum(not one["wrong"] for one in cells.values())
@@ -187,13 +207,17 @@ def parse_args(argv=None):
     folders = registry.folders()
     add("--examples", nargs="+", choices=folders, default=folders, metavar="EXAMPLE")
     add("--missing", action="store_true", help="only what has not passed")
+    add("--table", action="store_true", help="run nothing, write the table")
     add("--timeout", type=int, default=300, help="seconds for a cell (300)")
     return parser.parse_args(argv)
 
 
 def main():
     args = parse_args()
-    cells = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    cells = kept()
+    if args.table:
+        write_table(cells)
+        return 0
     wanted = []
     for engine in args.engines:
         found, why = version(engine)
@@ -218,7 +242,8 @@ def main():
             print(f"{name}: {one['wrong']}\n{output[-3000:]}", flush=True)
         date = datetime.date.today().isoformat()
         cells[name] = {**one, "version": found, "date": date}
-        write(cells)
+        keep(engine, cells)
+        write_table(cells)
     shutil.rmtree(ENGINES / "__pycache__", ignore_errors=True)
     print(f"{len(wanted) - len(failed)} passed, {len(failed)} failed: {failed or ''}")
     return 1 if failed else 0
