@@ -204,7 +204,7 @@ ENGINES = [
         "Several-Hosts",
         "a host per task in this one, with links as slow as you like.",
         "`run.sh`, in a network namespace per task",
-        "nobody: one that fails ends all",
+        "`run.sh`, `MAX_RESTARTS` times",
         "`DELAY=5 RATE=100 bash Engines/Several-Hosts/run.sh AGN`",
         "iproute2 6.1.0, 2026-11-22",
     ),
@@ -228,9 +228,9 @@ ENGINES = [
         "Kubernetes",
         "a TFJob, or Jobs and a Service, generated for any example.",
         "the Training Operator, or the Job controller; a pod per task",
-        "the kubelet or the controller, by exit status",
+        "whoever started it, by its exit status",
         "`kubectl apply -f job.yaml`",
-        "schemas of Training Operator 1.9 and Kubernetes 1.31, no cluster; 2026-11-22",
+        "no cluster; schemas of Training Operator 1.9, Kubernetes 1.34, 2026-11-22",
     ),
 ]
 
