@@ -21,7 +21,7 @@ def task(name, command, config):
     tasks.run_task(name, command, config)
 
 
-def start(group, num_ps, cpus, command, max_restarts):
+def start_tasks(group, num_ps, cpus, command, max_restarts):
     """Starts a task in each bundle, the ps first; returns their names by reference.
 
     A task that ends with tasks.Again, or whose worker dies, is started again in its

@@ -76,8 +76,9 @@ def main():
     here["_node_ip_address"] = "127.0.0.1"
     ray.init(logging_level="WARNING", **(here if args.local else {}))
     command = [args.python, args.script, *args.options]
-    group = reserve(args)
-    started = adapter.start(group, args.num_ps, args.cpus, command, args.max_restarts)
+    started = adapter.start_tasks(
+        reserve(args), args.num_ps, args.cpus, command, args.max_restarts
+    )
     waiting = list(started)
     try:
         while waiting:

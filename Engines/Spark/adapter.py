@@ -9,7 +9,7 @@ import tasks
 from pyspark import BarrierTaskContext, SparkFiles
 
 
-def start(num_ps, python, script, options):
+def run_task_of_stage(num_ps, python, script, options):
     """Runs the script as the task that this process is; the first `num_ps` are ps.
 
     Each task tells all others where it serves: the name under which Spark knows its

@@ -56,7 +56,7 @@ def main():
     def action(final):
         def task(_):
             try:
-                adapter.start(*given)
+                adapter.run_task_of_stage(*given)
             except tasks.Again as ended:
                 raise RuntimeError(ended.sentence) from None
             except tasks.Ended as ended:  # returns, or Spark would start it again

@@ -6,7 +6,7 @@ job.py sends it to the executors, with ../tasks.py.
 import tasks
 
 
-def start(command, context):
+def map_fun(command, context):
     """Runs the script with the TF_CONFIG that TensorFlowOnSpark has made.
 
     It makes one if the cluster has a chief: job.py calls it with master_node="chief".

@@ -53,7 +53,7 @@ def main():
     try:
         cluster = TFCluster.run(
             context,
-            adapter.start,
+            adapter.map_fun,
             [args.python, args.script, *args.options],
             num_executors=count,
             num_ps=args.num_ps,
