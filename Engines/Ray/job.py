@@ -1,7 +1,7 @@
 """Starts the script of an example as Ray tasks, in the bundles of a placement group.
 
-    PYTHONPATH=Engines python Engines/Ray/job.py --num_ps 1 --num_workers 2 \\
-        HogWild/hogwild.py --steps 200 --logdir /shared/run
+    PYTHONPATH=Engines:Engines/Ray python Engines/Ray/job.py \\
+        --num_ps 1 --num_workers 2 HogWild/hogwild.py --steps 200 --logdir /shared/run
 
 Ray decides which machine has which bundle, and reserves all of them or none. It joins
 the cluster that RAY_ADDRESS names, or the one of this machine (`ray start`). What
@@ -69,8 +69,6 @@ def main():
     )
     if status:
         tasks.fail(sentence, status)
-    for module in (adapter, tasks):  # Ray's workers need not have them
-        ray.cloudpickle.register_pickle_by_value(module)
     here = dict(num_cpus=args.local, include_dashboard=False, _temp_dir=args.temp)
     here["object_store_memory"] = 100 * 2**20  # bytes; nothing goes through it
     here["_node_ip_address"] = "127.0.0.1"

@@ -39,7 +39,8 @@ rehearse() {
   number MAX_RESTARTS "${MAX_RESTARTS:=0}" 0
   number RAYLETS "${RAYLETS:=1}" 1
   number SLOTS "${SLOTS:=$TASKS}" 1
-  export RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0 RAY_ENABLE_UV_RUN_RUNTIME_ENV=0
+  # Every line once, nothing reported to anybody, and tasks that are not nice, as 15 would be.
+  export RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0
   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN # or Ray writes one into the home directory
   RAY_AUTH_TOKEN=$("$PYTHON" -c 'import secrets; print(secrets.token_hex(32))')
   local where=(--local "$SLOTS" --temp "$SCRATCH")
@@ -48,7 +49,7 @@ rehearse() {
     raylets
     where=(--strategy SPREAD --wait 30)
   fi
-  PYTHONPATH=$HERE/.. launch "$ENGINE_PYTHON" "$HERE/job.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" \
+  PYTHONPATH=$HERE/..:$HERE launch "$ENGINE_PYTHON" "$HERE/job.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" \
     --max_restarts "$MAX_RESTARTS" --python "$PYTHON" "${where[@]}" \
     "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"}
   follow $!

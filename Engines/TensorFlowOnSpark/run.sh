@@ -42,6 +42,8 @@ rehearse() {
   local CONF=(--py-files "$files" --conf spark.executor.cores=1 --conf "spark.cores.max=$SLOTS"
     --conf spark.dynamicAllocation.enabled=false --conf "spark.task.maxFailures=$((1 + MAX_RESTARTS))")
   cluster 1 "$SLOTS"
+  # The driver imports TensorFlow, and does nothing with it.
+  export TF_CPP_MIN_LOG_LEVEL=2 PYTHONWARNINGS=ignore
   case ${INPUT_MODE:-TENSORFLOW} in
     SPARK)
       submit "$HERE/feed.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" --wait 30 \
