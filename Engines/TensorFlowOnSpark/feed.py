@@ -15,6 +15,7 @@ on the executor, put and taken one by one. The folder's problem.py is the model.
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
@@ -165,6 +166,7 @@ def main():
         data = problem_of(args.folder).load(args.data, args.num_workers)
     except (ImportError, ValueError) as error:
         tasks.fail(f"--data {args.data}: {error}")
+    logging.getLogger().setLevel(logging.ERROR)  # TensorFlowOnSpark turns INFO on
     context = SparkSession.builder.getOrCreate().sparkContext
     count = args.num_ps + args.num_workers
     driver.wait_for_slots(context, count, args.wait)

@@ -46,7 +46,7 @@ def main():
     )
     if status:
         tasks.fail(sentence, status)
-    logging.getLogger("tensorflowonspark").setLevel(logging.ERROR)
+    logging.getLogger().setLevel(logging.ERROR)  # it turns INFO on
     context = SparkSession.builder.getOrCreate().sparkContext
     count = args.num_ps + args.num_workers
     driver.wait_for_slots(context, count, args.wait)
