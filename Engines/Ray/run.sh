@@ -41,6 +41,7 @@ rehearse() {
   number SLOTS "${SLOTS:=$TASKS}" 1
   # Every line once, nothing reported to anybody, and tasks that are not nice, as 15 would be.
   export RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0
+  export RAY_BACKEND_LOG_LEVEL=error
   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN # or Ray writes one into the home directory
   RAY_AUTH_TOKEN=$("$PYTHON" -c 'import secrets; print(secrets.token_hex(32))')
   local where=(--local "$SLOTS" --temp "$SCRATCH")
@@ -49,9 +50,11 @@ rehearse() {
     raylets
     where=(--strategy SPREAD --wait 30)
   fi
-  PYTHONPATH=$HERE/..:$HERE launch "$ENGINE_PYTHON" "$HERE/job.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" \
+  # Ray's own label of a line goes, "(worker 0 pid=123) ", the task's stays.
+  PYTHONPATH=$HERE/.. launch "$ENGINE_PYTHON" "$HERE/job.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" \
     --max_restarts "$MAX_RESTARTS" --python "$PYTHON" "${where[@]}" \
-    "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"}
+    "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"} \
+    > >(sed -u $'s/^\033\\[[0-9]*m([^)]*)\033\\[0m //')
   follow $!
 }
 
