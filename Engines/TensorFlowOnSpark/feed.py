@@ -17,6 +17,7 @@ import argparse
 import json
 import logging
 import os
+import pathlib
 import sys
 import time
 
@@ -27,6 +28,7 @@ from pyspark.sql import SparkSession
 from tensorflowonspark import TFCluster
 
 RATE = 0.1  # η
+PATIENCE = 600  # seconds for the workers' first steps
 
 
 def parse_args(argv=None):
@@ -95,7 +97,7 @@ def train(args, context):
         session = manager.prepare_session(server.target, start, config=config)
     else:
         session = manager.wait_for_session(server.target, config)
-    rates = {}
+    measured = {}
     feed = context.get_data_feed()
     with session:
         for way, batches in (
@@ -109,10 +111,11 @@ def train(args, context):
                 began = began or time.monotonic()  # the first one waits for Spark
                 made += 1
             seconds = time.monotonic() - began
-            rates[way] = (made - 1) * args.batch_size / seconds
-            print(f"[worker {me}] {way}: {rates[way]:.0f} examples/s, loss {value:.4f}")
-    with open(os.path.join(args.logdir, f"feed-{me}.json"), "w") as file:
-        json.dump(rates, file)
+            measured[way] = (made - 1) * args.batch_size / seconds
+            with open(os.path.join(args.logdir, f"feed-{me}.json"), "w") as file:
+                json.dump(measured, file)
+            rate = f"{measured[way]:.0f} examples/s"
+            print(f"[worker {me}] {way}: {rate}, loss {value:.4f}")
 
 
 def from_memory(data, args, me):
@@ -159,6 +162,13 @@ def rows(data, args, per_row):
         yield [(x[k], y[k]) for k in now]
 
 
+def rates(args):
+    """Returns the rates of each worker that has measured any: examples/s by way."""
+    names = [f"{args.logdir}/feed-{me}.json" for me in range(args.num_workers)]
+    there = [pathlib.Path(name) for name in names if os.path.exists(name)]
+    return [json.loads(path.read_text() or "{}") for path in there]
+
+
 def main():
     args = parse_args()
     args.folder, args.logdir = map(os.path.abspath, (args.folder, args.logdir))
@@ -166,6 +176,8 @@ def main():
         data = problem_of(args.folder).load(args.data, args.num_workers)
     except (ImportError, ValueError) as error:
         tasks.fail(f"--data {args.data}: {error}")
+    for me in range(args.num_workers):  # of an earlier run
+        pathlib.Path(args.logdir, f"feed-{me}.json").unlink(missing_ok=True)
     logging.getLogger().setLevel(logging.ERROR)  # TensorFlowOnSpark turns INFO on
     context = SparkSession.builder.getOrCreate().sparkContext
     count = args.num_ps + args.num_workers
@@ -179,16 +191,24 @@ def main():
         input_mode=TFCluster.InputMode.SPARK,
         release_port=False,
     )
-    for per_row in (1, args.batch_size):
-        parts = list(rows(data, args, per_row))
-        fed = context.parallelize(parts, len(parts)).flatMap(lambda part: part)
-        cluster.train(fed, num_epochs=1)
-    cluster.shutdown(grace_secs=2)
+    try:
+        # If Spark began earlier, its rows would wait in the queue, and cost nothing then.
+        until = time.monotonic() + PATIENCE
+        while len(rates(args)) < args.num_workers:
+            if time.monotonic() > until:
+                tasks.fail(f"the workers have made no steps in {PATIENCE} s", 138)
+            time.sleep(0.2)
+        for per_row in (1, args.batch_size):
+            parts = list(rows(data, args, per_row))
+            fed = context.parallelize(parts, len(parts)).flatMap(lambda part: part)
+            cluster.train(fed, num_epochs=1)
+        cluster.shutdown(grace_secs=2)
+    except Exception as error:  # Java's, with its whole trace
+        tasks.fail(driver.first_line(error), 138)
     total = {}
-    for me in range(args.num_workers):
-        with open(os.path.join(args.logdir, f"feed-{me}.json")) as file:
-            for way, rate in json.load(file).items():
-                total[way] = total.get(way, 0) + rate
+    for each in rates(args):
+        for way, rate in each.items():
+            total[way] = total.get(way, 0) + rate
     with open(os.path.join(args.logdir, "result.json"), "w") as file:
         json.dump({"examples_per_second": total, "flags": vars(args)}, file, indent=2)
     for way, rate in total.items():
