@@ -28,7 +28,8 @@ raylets() { # starts RAYLETS nodes, each with an address of its own; sets RAY_AD
     launch "$HERE/.venv/bin/ray" start "${where[@]}" --node-ip-address "127.0.0.$node" \
       --min-worker-port 0 --max-worker-port 0 --num-cpus "$cpus" \
       --object-store-memory 100000000 --block >>"$LOGDIR/ray.log" 2>&1
-    until [ "$node" -gt 1 ] || (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
+    # One after the other: two that start at once choose the same name for a socket.
+    until [ "$(grep -c 'Ray runtime started' "$LOGDIR/ray.log")" -eq "$node" ]; do
       kill -0 $! 2>/dev/null || stop 1 "ray start has failed: see ray.log in $LOGDIR"
       sleep 0.2
     done
@@ -41,7 +42,6 @@ rehearse() {
   number SLOTS "${SLOTS:=$TASKS}" 1
   # Every line once, nothing reported to anybody, and tasks that are not nice, as 15 would be.
   export RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0
-  export RAY_BACKEND_LOG_LEVEL=error
   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN # or Ray writes one into the home directory
   RAY_AUTH_TOKEN=$("$PYTHON" -c 'import secrets; print(secrets.token_hex(32))')
   local where=(--local "$SLOTS" --temp "$SCRATCH")
@@ -54,7 +54,7 @@ rehearse() {
   PYTHONPATH=$HERE/.. launch "$ENGINE_PYTHON" "$HERE/job.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" \
     --max_restarts "$MAX_RESTARTS" --python "$PYTHON" "${where[@]}" \
     "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"} \
-    > >(sed -u $'s/^\033\\[[0-9]*m([^)]*)\033\\[0m //')
+    > >(sed -u $'s/^\033\\[[0-9]*m([^)]*)\033\\[0m //') 2> >(sed -u '/ network_util.cc:/d' >&3) # no way out, it says
   follow $!
 }
 

@@ -30,7 +30,7 @@ print(os.path.dirname(os.path.dirname(i.find_spec("tensorflow").origin)))' 2>/de
 }
 
 rehearse() {
-  local MASTER files=$HERE/../tasks.py,$HERE/../Spark/driver.py,$HERE/adapter.py
+  local MASTER files=$HERE/../tasks.py,$HERE/../Spark/driver.py,$HERE/adapter.py,$HERE/worker.py
   number MAX_RESTARTS "${MAX_RESTARTS:=0}" 0
   number SLOTS "${SLOTS:=$TASKS}" 1
   tensorflow
