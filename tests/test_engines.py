@@ -433,7 +433,7 @@ def test_kubernetes_files_of_every_example(kind, kubernetes):
 
 
 WRONG = {
-    "cleanPodPolicy: Running": ("cleanPodPolicy: Runing", "'Runing' is not one of"),
+    "cleanPodPolicy: Running": ("cleanPodPolicy: Some", "'Some' is not one of"),
     "  runPolicy:": ("  runPolcy:", "unknown field runPolcy"),
     "      replicas: 1": ("      replicas: '1'", "'1' is not a int"),
     "    Chief:\n      replicas: 1": ("    Chief:\n      replicas: 2", "can be one"),
