@@ -8,7 +8,7 @@ import registry
 def pytest_terminal_summary(terminalreporter):
     yield  # all that others have to say
     reports = [r for part in terminalreporter.stats.values() for r in part]
-    if not any("test_engines" in getattr(r, "nodeid", "") for r in reports):
+    if not any("test_engines.py::" in getattr(r, "nodeid", "") for r in reports):
         return
     import test_engines
 

@@ -281,6 +281,7 @@ def test_a_busy_port(tmp_path):
     [
         ("MPI", {"NUM_WORKERS": "16"}, ["16 slots", "17 tasks"]),
         ("Slurm", {"NUM_WORKERS": "8", "NODES": "1"}, ["8 tasks each", "for 9"]),
+        ("Slurm", {"RATES": "0.1 no"}, ["--learning_rate: 'no' is not a number"]),
     ],
 )
 def test_too_few_slots(engine, env, words, tmp_path):
@@ -433,7 +434,7 @@ def test_kubernetes_files_of_every_example(kind, kubernetes):
 
 
 WRONG = {
-    "cleanPodPolicy: Running": ("cleanPodPolicy: Runing", "'Runing' is not one of"),
+    "cleanPodPolicy: Running": ("cleanPodPolicy: Some", "'Some' is not one of"),
     "  runPolicy:": ("  runPolcy:", "unknown field runPolcy"),
     "      replicas: 1": ("      replicas: '1'", "'1' is not a int"),
     "    Chief:\n      replicas: 1": ("    Chief:\n      replicas: 2", "can be one"),

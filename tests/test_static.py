@@ -502,7 +502,7 @@ def test_the_diff_is_generated(small: Path) -> None:
         "-rule = 'Distributed-Setup'\n+rule = 'HogWild'\n```\n<!-- diff:end -->" in page
     )
     index = (small / "README.md").read_text()
-    group, row = index.splitlines()[-4:-2]
+    group, row = index.partition("<!-- index:end -->")[0].splitlines()[-3:-1]
     assert group == "| **Nobody waits** | | | | |"
     paper = "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)"
     assert row == f"| [HogWild](HogWild/) | async | gradient | +1 −1 | {paper} |"
@@ -1159,6 +1159,11 @@ def test_first_and_second_run(fresh: Fresh) -> None:
     assert (second.returncode, len(second.stdout.splitlines())) == (7, 1)
     assert fresh.log.read_text() == ""
     assert fresh.run("--steps", "3").stdout.endswith("|--steps 3\n")
+    engine = fresh.root / "Engines" / "Toy"
+    engine.mkdir(parents=True)
+    (engine / "run.sh").write_text('echo "$PYTHON|$*"\n')
+    done = fresh.run("Engines/Toy/", "HogWild", "--steps", "3")
+    assert done.stdout == f"{fresh.root}/.venv/bin/python|HogWild --steps 3\n"
 
 
 def test_set_up_again_when_something_changed(fresh: Fresh) -> None:
