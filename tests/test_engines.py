@@ -298,7 +298,7 @@ def killed(engine, tmp_path, steps=1000, **env):
     options = ["--steps", str(steps), "--slow_workers", "0.004", "--save_seconds", "1"]
     logdir = tmp_path / "run"
     with Rehearsal(engine, logdir, *options, **env) as run:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 240
         while not list(logdir.glob("model.ckpt-[1-9]*.index")):
             assert time.monotonic() < end and run.process.poll() is None, run.output
             time.sleep(0.1)

@@ -48,7 +48,7 @@ rehearse() {
   unset RAY_ADDRESS
   if [ "$RAYLETS" -gt 1 ]; then
     raylets
-    where=(--strategy SPREAD --wait 30)
+    where=(--strategy SPREAD --wait 120)
   fi
   # Ray's own label of a line goes, "(worker 0 pid=123) ", the task's stays.
   PYTHONPATH=$HERE/.. launch "$ENGINE_PYTHON" "$HERE/job.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" \
