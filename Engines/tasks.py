@@ -106,7 +106,8 @@ def run_task(name, command, config=None):
     )
     if status:
         kind = Ended if status in FINAL else Again
-        raise kind(f"{name} ended with status {status}: {last}", status)
+        why = f": {last}" if last else ""
+        raise kind(f"{name} ended with status {status}{why}", status)
 
 
 def check(python, script, options, num_ps, num_workers):

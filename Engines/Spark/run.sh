@@ -30,7 +30,7 @@ rehearse() {
   [ -z "${GRID:-}" ] || : "${SLOTS:=2}"
   number SLOTS "${SLOTS:=$TASKS}" 1
   quiet
-  MASTER="local[$SLOTS]"
+  MASTER="local[$SLOTS,$((1 + MAX_RESTARTS))]"
   if [ "$SPARK_WORKERS" -gt 0 ]; then
     cluster "$SPARK_WORKERS" $(((SLOTS + SPARK_WORKERS - 1) / SPARK_WORKERS))
   fi
