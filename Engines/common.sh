@@ -79,7 +79,7 @@ arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, L
 }
 
 default() { # name: what the example's own run.sh has
-  sed -n "s/^$1=\${$1:-\([0-9]*\)}\$/\1/p" "$FOLDER/run.sh"
+  sed -n -e "s/^$1=\${$1:-\([0-9]*\)}\$/\1/p" -e "s/^$1=\([0-9][0-9]*\)\$/\1/p" "$FOLDER/run.sh"
 }
 
 check() { # flags and data, once, before anything starts
