@@ -142,14 +142,46 @@ def sagn(batches, w, updates, window, eta, eta_s):
     return trace
 
 
-def local_sgd(batches, w, updates, window, eta):
-    """w ← the mean of the local copies after T steps. Source: Stich 2019."""
+# --- Without a ps -------------------------------------------------------------
+
+
+def local_sgd(batches, w, updates, window, eta, after=0):
+    """w ← the mean of T local steps of each; before step `after` of one. Stich 2019."""
     trace = []
-    for _ in range(updates):
-        copies = [w] * len(batches)
+    for update in range(updates):
+        x = [w] * len(batches)
+        for _ in range(window if update >= after else 1):
+            x = [a - eta * (a - next(c)) for a, c in zip(x, batches, strict=True)]
+        w = np.mean(x, axis=0)
+        trace.append(w)
+    return trace
+
+
+def adamw(eta, decay, b1=0.9, b2=0.95, epsilon=1e-8):
+    """One worker's AdamW, as a function of x and g. Loshchilov & Hutter 2019."""
+    m = v = t = 0
+
+    def step(x, g):
+        nonlocal m, v, t
+        m, v, t = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g, t + 1
+        adam = (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + epsilon)
+        return x - eta * (adam + decay * x)
+
+    return step
+
+
+def diloco(batches, w, updates, window, inner, eta_o, mu, fragments=1):
+    """Douillard et al. 2023, Algorithm 1; `inner` is one a worker. Pieces: 2025."""
+    x, u, trace = [w for _ in batches], 0 * w, []
+    piece = np.arange(len(w)) // -(-len(w) // fragments)
+    for update in range(updates):
         for k, c in enumerate(batches):
-            for _ in range(window):
-                copies[k] = copies[k] - eta * (copies[k] - next(c))
-        w = np.mean(copies, axis=0)
+            for _ in range(window // fragments):
+                x[k] = inner[k](x[k], x[k] - next(c))
+        turn = piece == update % fragments
+        delta = np.mean([w - a for a in x], axis=0)
+        u = np.where(turn, mu * u + delta, u)
+        w = np.where(turn, w - eta_o * (delta + mu * u), w)
+        x = [np.where(turn, w, a) for a in x]
         trace.append(w)
     return trace

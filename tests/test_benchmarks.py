@@ -22,7 +22,9 @@ REPO = Path(__file__).resolve().parents[1]
 SCRIPTS = ("overhead", "claims", "coordinator", "local_steps")
 
 sys.path.insert(0, str(REPO / "benchmarks"))
-claims, overhead, runs = map(importlib.import_module, ("claims", "overhead", "runs"))
+claims, overhead, peers, runs = map(
+    importlib.import_module, ("claims", "overhead", "peers", "runs")
+)
 
 
 def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -299,3 +301,48 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "[1/3] first  kept, 0.5 min left"
     assert lines[1] == "[2/3] second  30 s, 2.0 a minute, 1.0 min left"
     assert lines[2] == "[3/3] third  60 s, 1.3 a minute, 0.0 min left"
+
+
+# --- Without a ps -------------------------------------------------------------
+
+
+def test_runs_without_a_ps_have_flags_that_their_examples_have() -> None:
+    flags = (REPO / peers.RING / "cluster" / "flags.py").read_text()
+    general = set(re.findall(r'"(--\w+)"', flags))
+    planned = peers.plan(peers.CLAIMS)
+    assert len({claims.Cache.key(run) for run in planned}) == len(planned)
+    for run in planned:
+        used = {f for f in run.flags if isinstance(f, str) and f.startswith("--")}
+        assert used <= general | runs.flags_of(run.folder), run.label
+        with runs.variant(REPO / run.folder, run.change) as folder:
+            assert (folder / "run.sh").is_file()
+
+
+def made_up(loss: float = 0.1, accuracy: float = 0.96) -> dict:
+    """Returns a result of a run, as much of it as is looked at."""
+    sent = dict(bytes_pushed=4000, global_steps=10, workers=2)
+    return dict(test_loss=loss, test_accuracy=accuracy, **sent)
+
+
+def test_results_without_a_ps(tmp_path: Path) -> None:
+    """Claims that hold, and the same with the numbers the other way round."""
+    ring = {f"rate: {label}": {"steps_per_second": 100.0} for label in peers.LABELS}
+    ring[f"rate: {peers.RING}"]["steps_per_second"] = 150.0
+    for good, other in ((0.96, 0.8), (0.8, 0.96)):
+        local = {
+            "shards alike": {1: made_up(), 128: made_up(accuracy=good)},
+            "shards by label": {128: made_up(accuracy=other)},
+        }
+        plain, nesterov = list(peers.OUTER)[:2]
+        outer = {plain: {25: made_up(1 - other)}, nesterov: {25: made_up(1 - good)}}
+        bytes_ = {f"{peers.RING}, every step": {1: made_up()}}
+        bytes_["DiLoCo, T = 500"] = {500: made_up(accuracy=good)}
+        found = {"local": local, "outer": outer, "bytes": bytes_}
+        text = peers.write_results(tmp_path, [ring], found)
+        assert text.count(": yes\n") == 3 * (good > other)
+        assert text.count(": **no**\n") == 3 * (good < other)
+    assert "| Ring-All-Reduce | 150 | 1.00 |" in text
+    assert "| Synchronous-SGD | 100 | 1.50 |" in text
+    assert "| Ring-All-Reduce, every step | 0.00 | 0.2 | 96.0 % |" in text
+    assert (tmp_path / "peers-local.png").stat().st_size > 10_000
+    assert (tmp_path / "peers.md").read_text() == text

@@ -35,7 +35,7 @@ MARKER = "# --- identical in every example below this line ---\n"
 BANNER = re.compile(r"( *)# --- (\S.*?) (\[algorithm\] )?-{3,}\n")
 # Of run.sh: variables, and two functions that its shared part calls if they are there.
 HEADER = re.compile(
-    r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS)=\S+( +#.*)?|"
+    r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS|PEERS)=\S+( +#.*)?|"
     r"(MAX_RESTARTS|KILL)=\$\{.*\}( +#.*)?|began=0|"
 )
 HOOKS = re.compile(r"^(?:task_env|look)\(\) \{.*\n(?:(?: .*)?\n)*\}\n", re.M)
@@ -360,8 +360,10 @@ def registered(root: Path, examples: Examples) -> list[str]:
     orphans = [e.folder for e in registry.of_family(None, examples) if not e.parent]
     if len(orphans) > 1:
         found.append(f"registry: {' and '.join(orphans)} have no parent; one may")
+    used = {example.family for example in examples}
     for name, family in registry.FAMILIES.items():
-        if family.reference not in known or known[family.reference].family != name:
+        there = family.reference in known and known[family.reference].family == name
+        if name in used and not there:
             found.append(f"registry: {family.reference} is not of family {name}")
     return found
 

@@ -19,6 +19,7 @@ Family = collections.namedtuple("Family", "reference least")
 FAMILIES = {
     "single": Family("Non-Distributed-Setup", 0),
     "ps": Family("Distributed-Setup", 90),
+    "peers": Family("Ring-All-Reduce", 90),
 }
 
 # In the order in which a reader meets them.
@@ -27,6 +28,7 @@ GROUPS = (
     "Nobody waits",
     "Talk less",
     "Wait for each other",
+    "No parameter server",
     "Many devices, a split model",
     "Whole programs",
 )
@@ -168,6 +170,36 @@ EXAMPLES = [
         "sync",
         "mean of a window's gradients",
         "–",
+    ),
+    Example(
+        "Ring-All-Reduce",
+        "Synchronous-SGD",
+        "No parameter server",
+        "peers",
+        "no ps, the workers add up their gradients among themselves.",
+        "sync",
+        "pieces of the gradient, from worker to worker",
+        "[Patarasuk & Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)",
+    ),
+    Example(
+        "Local-SGD",
+        "Ring-All-Reduce",
+        "No parameter server",
+        "peers",
+        "every worker trains alone for T steps, then all average their weights.",
+        "sync",
+        "pieces of the weights, every T steps",
+        "[Stich 2019](https://arxiv.org/abs/1805.09767)",
+    ),
+    Example(
+        "DiLoCo",
+        "Local-SGD",
+        "No parameter server",
+        "peers",
+        "AdamW on every worker, Nesterov momentum on what all have moved in T steps.",
+        "sync",
+        "pieces of the movement of T steps, to an outer optimizer",
+        "[Douillard et al. 2023](https://arxiv.org/abs/2311.08105)",
     ),
     Example(
         "Multiple-GPUs-Single-Machine",

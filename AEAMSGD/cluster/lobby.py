@@ -8,7 +8,7 @@ import os
 import socket
 import time
 
-from cluster import fingerprint, ports, watch
+from cluster import addresses, fingerprint, ports, watch
 from cluster import tensorflow_v1 as tf
 from cluster.exits import fail
 from cluster.incarnation import Incarnation, silence
@@ -31,8 +31,10 @@ class Lobby:
             quiet = silence(run.beats[0])[me]
             self.about = [run.fingerprint.value(), run.owners[me], quiet]
             beats, reason = run.beat(), run.reason.value()
+        # The tasks that must be there before this one can join: job, index, address.
+        self.keepers = addresses.keepers(args)
         self.heart = watch.Heart(
-            self.graph, target, config, beats, reason, args.ps_hosts, args.patience
+            self.graph, target, config, beats, reason, self.keepers, args.patience
         )
 
     def name(self):
@@ -44,13 +46,13 @@ class Lobby:
 
     def wait_for_ps(self, patience):
         """Returns when every ps accepts connections."""
-        hosts = self.args.ps_hosts
+        hosts = [address for *_, address in self.keepers]
 
         def what():
-            index = watch.silent_ps(hosts) or 0
-            if not ports.is_known(hosts[index]):
-                return f"ps {index}: nobody knows the name in {hosts[index]}"
-            return f"ps {index}: nothing answers at {hosts[index]}"
+            job, index, address = self.keepers[watch.silent_ps(hosts) or 0]
+            if not ports.is_known(address):
+                return f"{job} {index}: nobody knows the name in {address}"
+            return f"{job} {index}: nothing answers at {address}"
 
         watch.wait(lambda: watch.silent_ps(hosts) is None, what, patience)
 
@@ -75,7 +77,8 @@ class Lobby:
                 theirs, owner, quiet = session.run(self.about)
             different = fingerprint.difference(self.said, theirs.decode())
             if different:
-                fail(f"this task is not of the run that ps 0 serves: {different}")
+                job, *_ = self.keepers[0]
+                fail(f"this task is not of the run that {job} 0 serves: {different}")
             host, _, process = owner.decode().partition(" ")
             # On one host the port was free, so that the one before is gone.
             if host in ("", self.host) or quiet > GONE:

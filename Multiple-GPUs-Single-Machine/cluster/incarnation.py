@@ -1,5 +1,7 @@
 """What the tasks of a run agree on, in variables on the ps. `protocol` calls it.
 
+In a run without ps they are on the chief, and `meeting` calls it.
+
 A run has incarnations: the first start, and one after each restore. What lives on the
 ps beside the model is `temporary`: it belongs to an incarnation. The chief closes the
 old one before it restores, and opens the next one when all is in place; a worker joins
@@ -9,6 +11,7 @@ after that. A push of a worker that has not joined is not applied.
 import math
 
 from cluster import tensorflow_v1 as tf
+from cluster.addresses import keepers
 
 
 def temporary(name, initial, shape=None):
@@ -26,12 +29,12 @@ def temporary(name, initial, shape=None):
     )
 
 
-def beats(ps, workers):
+def beats(ps, workers, job="ps"):
     """Returns the variable on a ps that has each worker's last sign of life [workers].
 
     It is a time in seconds, float64, by the clock of that ps.
     """
-    with tf.device(f"/job:ps/task:{ps}"):
+    with tf.device(f"/job:{job}/task:{ps}"):
         return temporary(f"beats_{ps}", tf.zeros([workers], tf.float64))
 
 
@@ -49,7 +52,8 @@ class Incarnation:
 
     def __init__(self, args):
         self.me, self.workers = args.task_index, len(args.worker_hosts)
-        self.device = "/job:ps/task:0"
+        tasks = [(index, job) for job, index, _ in keepers(args)]
+        self.device = f"/job:{tasks[0][1]}/task:0"
         none = tf.fill([self.workers], "")
         with tf.device(self.device):
             self.number = temporary("incarnation", tf.zeros([], tf.int64))  # 0: closed
@@ -60,7 +64,7 @@ class Incarnation:
             nothing = tf.fill([self.workers], tf.constant(math.nan, tf.float64))
             self.reports = temporary("reports", nothing)
             self.reason = temporary("reason", tf.constant(""))  # why the run failed
-        self.beats = [beats(ps, self.workers) for ps in range(len(args.ps_hosts))]
+        self.beats = [beats(index, self.workers, job) for index, job in tasks]
         # Operations of the scheme: of the chief, of a worker that joins, now and then.
         self.on_open, self.on_join, self.on_beat = [], [], []
 
