@@ -56,6 +56,24 @@ def dynamic_sgd(schedule, batches, w, eta):
     return windowed(schedule, batches, w, 1, lambda k, g: 0, push)
 
 
+def dc_asgd(schedule, batches, w, eta, strength, decay=None):
+    """Zheng et al. 2017: g + λ g² (w − w_seen); with a decay m, λ = λ₀ / √(MS + ε)."""
+    count, held, squares, out = 0, {}, [0.0] * len(batches), []
+    for verb, k in schedule:
+        if verb == "pull":
+            held[k] = w, count
+            continue
+        seen, before = held.pop(k)
+        g, at = seen - next(batches[k]), strength
+        if decay is not None:
+            squares[k] = decay * squares[k] + (1 - decay) * g * g
+            at = strength / np.sqrt(squares[k] + 1e-7)
+        w = w - eta * (g + at * g * g * (w - seen))
+        out.append((count - before, w))
+        count += 1
+    return out
+
+
 def downpour_easy(schedule, batches, w, window, eta, gamma):
     """DOWNPOUR, n_push = n_fetch = T: the sum, by Adagrad on the ps."""
     server = adagrad(gamma)

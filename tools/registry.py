@@ -90,6 +90,16 @@ EXAMPLES = [
         "[Jiang et al. 2017](https://doi.org/10.1145/3035918.3035933)",
     ),
     Example(
+        "DC-ASGD",
+        "HogWild",
+        "Nobody waits",
+        "ps",
+        "a first-order term repairs what the gradient missed meanwhile.",
+        "async",
+        "gradient, compensated for its delay on the ps",
+        "[Zheng et al. 2017](https://arxiv.org/abs/1609.08326)",
+    ),
+    Example(
         "DOWNPOUR-Easy",
         "HogWild",
         "Talk less",

@@ -25,8 +25,8 @@ def _wait(after):
     return tf.control_dependencies(tf.nest.flatten(after))
 
 
-def pull(center, after=()):
-    """Returns the center variable [P] on this worker, one message from each ps.
+def read(center, after=()):
+    """Returns the pieces of the center variable as they are now, each on its ps.
 
     `after` has what the read of each piece waits for.
     """
@@ -34,7 +34,15 @@ def pull(center, after=()):
     for i, variable in enumerate(center):
         with tf.device(variable.device), _wait(after[i : i + 1]):
             pieces.append(variable.read_value())
-    return tf.concat(pieces, axis=0)
+    return pieces
+
+
+def pull(center, after=()):
+    """Returns the center variable [P] on this worker, one message from each ps.
+
+    `after` is as in `read`.
+    """
+    return tf.concat(read(center, after), axis=0)
 
 
 def push(vector, center):
