@@ -38,6 +38,7 @@ ASYNCHRONOUS = {  # folder: the flags of the hand-computed traces
     "Fault-Tolerance": [],
     "Multiple-GPUs-Single-Machine": ["--device=cpu:0"],
     "Dynamic-SGD": [],
+    "Stale-Synchronous-Parallel": [],
     "DC-ASGD": ["--variance=constant", "--strength=0.04"],
     "DOWNPOUR-Easy": ["--window=2", "--server_learning_rate=1"],
     "DOWNPOUR": ["--window=2", "--server_learning_rate=1"],

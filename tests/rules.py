@@ -123,6 +123,21 @@ def elastic(schedule, batches, w, window, eta, alpha, delta=0.0):
     return out, x
 
 
+def bounded_starts(durations, s, until):
+    """Ho et al. 2013: when each worker begins a round: if c_k − min c ≤ s."""
+    clocks, ends = [0] * len(durations), [None] * len(durations)
+    began = [[] for _ in durations]
+    for now in range(until):
+        for k, end in enumerate(ends):
+            if end == now:
+                clocks[k], ends[k] = clocks[k] + 1, None
+        for k, duration in enumerate(durations):
+            if ends[k] is None and clocks[k] - min(clocks) <= s:
+                ends[k] = now + duration
+                began[k].append(now)
+    return began
+
+
 # --- Synchronous --------------------------------------------------------------
 
 

@@ -33,7 +33,12 @@ from hypothesis import strategies as st
 WINDOWED = [f for f, flags in ASYNCHRONOUS.items() if "--window=2" in flags]
 ELASTIC = ["AEASGD", "AEAMSGD"]
 UNCOUNTED = ["Distributed-Setup"]  # its one worker is never stale
-PLAIN = ["Distributed-Setup", "HogWild", "Multiple-GPUs-Single-Machine"]
+PLAIN = [
+    "Distributed-Setup",
+    "HogWild",
+    "Stale-Synchronous-Parallel",
+    "Multiple-GPUs-Single-Machine",
+]
 NUM_PS = pytest.mark.parametrize("num_ps", [1, 2])
 
 
@@ -378,6 +383,7 @@ def cases(draw: st.DrawFn) -> types.SimpleNamespace:
 
 RULES = {
     "HogWild": ([], rules.hogwild, ["eta"]),
+    "Stale-Synchronous-Parallel": (["staleness"], rules.hogwild, ["eta"]),
     "Multiple-GPUs-Single-Machine": ([], rules.hogwild, ["eta"]),
     "Dynamic-SGD": ([], rules.dynamic_sgd, ["eta"]),
     "DC-ASGD": (
@@ -417,6 +423,7 @@ def test_any_run_is_the_papers_rule(folder: str, case: types.SimpleNamespace) ->
     flags, rule, parameters = RULES[folder]
     case.alpha = case.beta / len(case.streams)
     case.server_learning_rate, case.momentum = case.gamma, case.delta
+    case.staleness = len(case.schedule)  # never reached; test_bounded.py has the rest
     case.decay, case.variance = case.delta, "adaptive"
     arguments = [getattr(case, name) for name in parameters]
     schedule, start = harness.parse(case.schedule), np.array(case.start)

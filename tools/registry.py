@@ -100,6 +100,16 @@ EXAMPLES = [
         "[Zheng et al. 2017](https://arxiv.org/abs/1609.08326)",
     ),
     Example(
+        "Stale-Synchronous-Parallel",
+        "HogWild",
+        "Nobody waits",
+        "ps",
+        "nobody is more than s rounds ahead of the slowest.",
+        "async within a bound",
+        "gradient",
+        "[Ho et al. 2013](https://proceedings.neurips.cc/paper/2013/hash/b7bb35b9c6ca2aee2df08cf09d7016c2-Abstract.html)",
+    ),
+    Example(
         "DOWNPOUR-Easy",
         "HogWild",
         "Talk less",
