@@ -40,6 +40,7 @@ ASYNCHRONOUS = {  # folder: the flags of the hand-computed traces
     "Dynamic-SGD": [],
     "Stale-Synchronous-Parallel": [],
     "DC-ASGD": ["--variance=constant", "--strength=0.04"],
+    "Gradient-Compression": ["--method=topk", "--keep=1"],  # nothing is left out
     "DOWNPOUR-Easy": ["--window=2", "--server_learning_rate=1"],
     "DOWNPOUR": ["--window=2", "--server_learning_rate=1"],
     "AGN": ["--window=2"],

@@ -123,6 +123,42 @@ def elastic(schedule, batches, w, window, eta, alpha, delta=0.0):
     return out, x
 
 
+def compressed(schedule, batches, w, eta, compress, feedback=True, m=0.0):
+    """Karimireddy et al. 2019; with m, Lin et al. 2018: also e. s := compress(k, p)."""
+    e, u = [0.0 * w for _ in batches], [0.0 * w for _ in batches]
+    count, held, out = 0, {}, []
+    for verb, k in schedule:
+        if verb == "pull":
+            held[k] = w, count
+            continue
+        seen, before = held.pop(k)
+        u[k] = m * u[k] + seen - next(batches[k])
+        p = e[k] + u[k]
+        s = compress(k, p)
+        e[k], u[k] = (p - s) * feedback, u[k] * (s == 0)
+        w = w - eta * s
+        out.append((count - before, w))
+        count += 1
+    return out, e
+
+
+def top(p, k):
+    """The k largest of |p|, the others 0."""
+    chosen = np.argsort(-np.abs(p), kind="stable")[:k]
+    return np.where(np.isin(np.arange(len(p)), chosen), p, 0)
+
+
+def signs(p):
+    """(‖p‖₁ / P) sign p; 0 counts as positive."""
+    return np.where(p >= 0, 1, -1) * np.abs(p).mean()
+
+
+def in_bytes(p):
+    """The nearest of 255 levels from −max |p| to max |p|."""
+    level = max(np.abs(p).max(), 1e-30) / 127
+    return level * np.round(p / level)
+
+
 def bounded_starts(durations, s, until):
     """Ho et al. 2013: when each worker begins a round: if c_k − min c ≤ s."""
     clocks, ends = [0] * len(durations), [None] * len(durations)

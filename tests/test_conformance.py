@@ -37,6 +37,7 @@ PLAIN = [
     "Distributed-Setup",
     "HogWild",
     "Stale-Synchronous-Parallel",
+    "Gradient-Compression",
     "Multiple-GPUs-Single-Machine",
 ]
 NUM_PS = pytest.mark.parametrize("num_ps", [1, 2])
@@ -617,6 +618,7 @@ def test_placement(folder: str, num_ps: int) -> None:
         "DOWNPOUR": {"local", "local/Adagrad"},
         "AEASGD": {"x"},
         "AEAMSGD": {"x", "v"},
+        "Gradient-Compression": {"error", "momentum", "rounds"},
     }
     assert own == expected.get(folder, set())
     placed = {}

@@ -160,6 +160,16 @@ EXAMPLES = [
         "[Zhang et al. 2015](https://arxiv.org/abs/1412.6651)",
     ),
     Example(
+        "Gradient-Compression",
+        "HogWild",
+        "Talk less",
+        "ps",
+        "push few bytes, and keep what was left out for the next push.",
+        "async",
+        "gradient as its k largest elements, as signs or as bytes",
+        "[Lin et al. 2018](https://arxiv.org/abs/1712.01887)",
+    ),
+    Example(
         "Synchronous-SGD",
         "HogWild",
         "Wait for each other",

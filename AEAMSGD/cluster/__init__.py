@@ -6,6 +6,7 @@ Module by module, a caller before what it calls:
     protocol       how tasks start, go on and end together       (scripts)
     barrier        a step that is open for N gradients           (synchronous scripts)
     clocks         nobody is s rounds ahead of the slowest       (scripts)
+    compression    a vector in fewer bytes                       (scripts)
     lobby          before a worker joins: who is there?          (barrier, clocks, ..)
     serve          what a ps does                                (scripts, protocol)
     fingerprint    what all tasks must agree on                  (lobby, protocol)

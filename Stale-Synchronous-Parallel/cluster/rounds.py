@@ -50,11 +50,16 @@ def push(vector, center):
 
     One message to each ps; what is done with them there is the scheme's update.
     """
-    pieces = tf.split(vector, [piece.shape.num_elements() for piece in center])
-    for i, variable in enumerate(center):
+    return send(tf.split(vector, [w.shape.num_elements() for w in center]), center)
+
+
+def send(pieces, center):
+    """Returns tensors, each on the ps that has this part of `center`: the messages."""
+    arrived = []
+    for piece, variable in zip(pieces, center, strict=True):
         with tf.device(variable.device):
-            pieces[i] = tf.identity(pieces[i])
-    return pieces
+            arrived.append(tf.identity(piece))
+    return arrived
 
 
 def only_if(condition, make):
