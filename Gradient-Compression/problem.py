@@ -39,20 +39,23 @@ Problem = collections.namedtuple(
 def build(data, batch_size, seed, worker=0, workers=1):
     """Returns the `Problem` of one worker, in the graph that is being built."""
     shapes = shapes_of(data)
-    iterator, feed = batches(data, batch_size, seed, worker, workers)
+    with tf.name_scope("problem"):
+        iterator, feed = batches(data, batch_size, seed, worker, workers)
+        start = initial(shapes, seed)
 
     def loss_of(vector, batch):
         return loss(vector, batch, shapes)
 
     def test_of(vector):
-        images = tf.placeholder(data.x_test.dtype, data.x_test.shape)
-        labels = tf.placeholder(data.y_test.dtype, data.y_test.shape)
-        batch = images, labels
-        tensors = loss_of(vector, batch), accuracy(vector, batch, shapes)
+        with tf.name_scope("test"):
+            images = tf.placeholder(data.x_test.dtype, data.x_test.shape)
+            labels = tf.placeholder(data.y_test.dtype, data.y_test.shape)
+            batch = images, labels
+            tensors = loss_of(vector, batch), accuracy(vector, batch, shapes)
         return tensors, {images: data.x_test, labels: data.y_test}
 
     return Problem(
-        start=initial(shapes, seed),
+        start=start,
         batch=iterator.get_next,
         loss=loss_of,
         test=test_of,

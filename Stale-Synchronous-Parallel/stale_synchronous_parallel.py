@@ -137,6 +137,7 @@ def main():
         hooks=[run.hook()],
         checkpoint_dir=args.logdir,
         save_checkpoint_secs=args.save_seconds,
+        save_graph_def=False,  # as text it takes half a second; this file makes it
         log_step_count_steps=None,
     )
     if run.chief:

@@ -14,6 +14,7 @@ Module by module, a caller before what it calls:
     checkpoint     a saver that says what is wrong               (scripts, model)
     account        the books as a dict                           (scripts, protocol)
     rounds         pull, push, update; many rounds in a call     (scripts, barrier)
+    unroll         ten rounds are two and their copies           (rounds)
     books          ps 0 numbers updates and keeps the books      (scripts)
     incarnation    what belongs to a start or a restore          (books, lobby, serve)
     rows           names and numbers of the books                (books, report)

@@ -9,7 +9,7 @@ import collections
 import time
 
 from cluster import tensorflow_v1 as tf
-from cluster import watch
+from cluster import unroll, watch
 
 SIZES = (1, 3, 10)  # rounds of a call: the most that CALL allows
 CALL = 1.0  # seconds that a call may take, so that log and Ctrl-C are not far
@@ -115,12 +115,9 @@ class Calls:
 
     def __init__(self, one_round, sizes=SIZES):
         """`one_round(last)` builds a round that comes after the `last` one."""
-        built, last = [], NONE
-        for number in range(sizes[-1]):
-            with tf.name_scope(f"round_{number}"):
-                last = one_round(last)
-            built.append(last)
-        self.fetches = {size: self._fetch(built[:size]) for size in sizes}
+        built = unroll.rounds(one_round, NONE, sizes[-1])
+        with tf.name_scope("calls"):
+            self.fetches = {size: self._fetch(built[:size]) for size in sizes}
         self.seconds = CALL  # of a round in the call before
 
     @staticmethod

@@ -35,8 +35,14 @@ class Protocol:
         self.lobby = lobby.Lobby(args, target, config, said)
         self.losses = {}  # chief: the mean training loss of each worker, at the end
         self.done = False
+        self.graph = tf.get_default_graph()
+        with tf.name_scope("protocol"):
+            self._build(said)
+
+    def _build(self, said):
+        kept = self.books
         run = kept.incarnation
-        self.model = model.Model(args, kept)
+        self.model = model.Model(self.args, kept)
         self.join = run.join(self.lobby.name())
         self.open, self.wake = run.open(said, kept.prepare()), run.on_open
         # A look at the run touches every ps, or it would not notice the loss of one.
@@ -47,8 +53,9 @@ class Protocol:
             self.reports = run.reports.value(), silence(run.beats[0])
             self.text = tf.placeholder(tf.string, [])
             self.fail = run.reason.assign(self.text, read_value=False)
-        self.graph = tf.get_default_graph()
-        self.home = [serve.home(ps).enqueue(True) for ps in range(len(args.ps_hosts))]
+        self.home = [
+            serve.home(ps).enqueue(True) for ps in range(len(self.args.ps_hosts))
+        ]
 
     # --- Start ----------------------------------------------------------------
 
