@@ -286,6 +286,21 @@ def test_who_has_not_come_yet_is_waited_for_a_while() -> None:
         assert a.begins()
 
 
+def test_nobody_is_away_while_the_chief_restores() -> None:
+    """All signs of life are forgotten then; who comes back later is waited for."""
+    with Run(SSP, "--staleness=0") as run:
+        a, b = beginners(run)
+        run.close()
+        note(run, by=0)
+        run.open()
+        run.join(0)
+        assert a.push().what == rows.APPLIED
+        assert not a.begins()
+        run.join(1)
+        b.push()
+        assert a.begins()
+
+
 def test_the_next_start_of_a_worker_that_waited() -> None:
     """Its call is gone with it; the note that it waits, and a token, are not."""
     with Run(SSP, "--staleness=1") as run:

@@ -32,10 +32,11 @@ class Clocks:
                 tf.FIFOQueue(-1, tf.bool, [[]], shared_name=f"may_go_{worker}")
                 for worker in range(workers)
             ]
-            # Who has not come yet is as old as the incarnation.
-            opened = 1e-6 * tf.cast(run.number.read_value(), tf.float64)
+            # Who has not come yet is as old as the incarnation, once that is open.
+            number = run.number.read_value()
+            opened = 1e-6 * tf.cast(number, tf.float64)
             heard = tf.maximum(run.beats[0].read_value(), opened)
-            lives = self.me | (tf.timestamp() - heard <= GONE)
+            lives = self.me | (tf.timestamp() - heard <= GONE) | tf.equal(number, 0)
         run.on_join.append(self._take_note(self.me, self.me & False))
         run.on_beat.append(self._take_note(lives, ~lives))
         # Those who wait in the incarnation before go on, and learn that they must join.
