@@ -142,6 +142,10 @@ class Books:
         `examples` how many it used; `seen` the count of updates at its pull.
         """
         after = [pushed[0]] if seen is None else [pushed[0], seen]
+        with tf.device(self.device):
+            sent = size(*pushed)
+        if tf.is_tensor(sent):  # who has the lock does not wait for another ps
+            after.append(sent)
         with self.locked(after) as (joined, done):
             number = self.step.read_value()
             applied = tf.logical_and(joined, number < self.steps)
@@ -151,9 +155,9 @@ class Books:
                 updates=1,
                 rounds=1,
                 examples=examples,
-                pushed=size(*pushed),
                 pulled=size(pulled),
             )
+            row += self.row(pushed=1) * sent
             done += self.write(row, applied, applied, staleness)
             one = tf.cast(applied, tf.int64)
             done.append(self.step.assign_add(one, read_value=False))

@@ -84,6 +84,8 @@ def _number(kind, test, what):
 positive_int = _number(int, lambda v: 0 < v < 2**63, "a whole number of at least 1")
 natural = _number(int, lambda v: 0 <= v < 2**31, "a whole number of at least 0")
 positive = _number(float, lambda v: 0 < v < math.inf, "a number above 0")
+not_negative = _number(float, lambda v: 0 <= v < math.inf, "a number of at least 0")
+share = _number(float, lambda v: 0 < v <= 1, "a number above 0, at most 1")
 fraction = _number(float, lambda v: 0 <= v < 1, "a number from 0 up to, not with, 1")
 seconds = _number(float, lambda v: 0 <= v < 3600, "seconds")
 
