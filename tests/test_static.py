@@ -58,7 +58,7 @@ def short(path: Path) -> str:
 
 
 PAGES = files(".md")
-SHELL = [*files(".sh"), REPO / ".ci" / "run"]
+SHELL = [*files(".sh", ".sbatch"), REPO / ".ci" / "run"]
 
 
 def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
@@ -485,7 +485,9 @@ def small(tmp_path: Path) -> Path:
             page += f"\n## What changes from {toy.parent}\n\n"
             page += "<!-- diff:begin -->\n<!-- diff:end -->\n\n## Reference\n"
         (root / folder / "README.md").write_text(page)
-    (root / "README.md").write_text("<!-- index:begin -->\n<!-- index:end -->\n")
+    blocks = ("index", "engines")
+    page = "".join(f"<!-- {b}:begin -->\n<!-- {b}:end -->\n" for b in blocks)
+    (root / "README.md").write_text(page)
     assert copies.write(root, False, TOYS) == []
     assert copies.check(root, TOYS)[0] == []
     git = ["git", "-C", root, "-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -502,7 +504,7 @@ def test_the_diff_is_generated(small: Path) -> None:
         "-rule = 'Distributed-Setup'\n+rule = 'HogWild'\n```\n<!-- diff:end -->" in page
     )
     index = (small / "README.md").read_text()
-    group, row = index.splitlines()[-4:-2]
+    group, row = index.partition("<!-- index:end -->")[0].splitlines()[-3:-1]
     assert group == "| **Nobody waits** | | | | |"
     paper = "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)"
     assert row == f"| [HogWild](HogWild/) | async | gradient | +1 −1 | {paper} |"
@@ -519,6 +521,7 @@ def test_the_diff_is_generated(small: Path) -> None:
         ("README.md", "| async |", "| sync |", "README.md: what is generated"),
         ("README.md", "index:end", "index", "README.md: wanted once, on lines of"),
         ("README.md", "", "<!-- index:begin -->\n<!-- index:end -->\n", "wanted once"),
+        ("README.md", "<!-- engines:end -->", "", "wanted once"),
     ],
 )
 def test_a_stale_page_is_found(
@@ -778,7 +781,8 @@ def test_pages_exist() -> None:
     assert {"README.md", *(f"{name}/README.md" for name in EXAMPLES)} <= names
 
 
-TEXTS = [*files(".md", ".py", ".sh", ".ipynb", ".toml", ".txt"), REPO / ".ci" / "run"]
+TEXTS = files(".md", ".py", ".sh", ".sbatch", ".ipynb", ".toml", ".txt", ".yaml")
+TEXTS.append(REPO / ".ci" / "run")
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=short)
@@ -1018,7 +1022,7 @@ def test_shell_can_fail() -> None:
         assert BASH_4.search(text)
 
 
-LINTED = ["benchmarks", "tools", "tests", *EXAMPLES]
+LINTED = ["benchmarks", "tools", "tests", "Engines", *EXAMPLES]
 
 
 @pytest.mark.parametrize("command", ["check", "format --check"])
@@ -1157,6 +1161,11 @@ def test_first_and_second_run(fresh: Fresh) -> None:
     assert (second.returncode, len(second.stdout.splitlines())) == (7, 1)
     assert fresh.log.read_text() == ""
     assert fresh.run("--steps", "3").stdout.endswith("|--steps 3\n")
+    engine = fresh.root / "Engines" / "Toy"
+    engine.mkdir(parents=True)
+    (engine / "run.sh").write_text('echo "$PYTHON|$*"\n')
+    done = fresh.run("Engines/Toy/", "HogWild", "--steps", "3")
+    assert done.stdout == f"{fresh.root}/.venv/bin/python|HogWild --steps 3\n"
 
 
 def test_set_up_again_when_something_changed(fresh: Fresh) -> None:
@@ -1258,14 +1267,17 @@ def test_list_and_help() -> None:
     done = run("bash", REPO / "run.sh", "--list", cwd="/")
     assert (done.returncode, done.stderr) == (0, "")
     blocks = done.stdout.rstrip("\n").split("\n\n")
-    for block, (group, members) in zip(blocks, registry.by_group(), strict=True):
+    groups = [(g, [[e.folder, e.sentence] for e in m]) for g, m in registry.by_group()]
+    engines = [[f"Engines/{e.name}", e.sentence] for e in registry.ENGINES]
+    groups.append((registry.ELSEWHERE, engines))
+    for block, (group, members) in zip(blocks, groups, strict=True):
         title, *rows = block.splitlines()
         assert title == group
-        for row, example in zip(rows, members, strict=True):
-            assert row.split(maxsplit=1) == [example.folder, example.sentence]
+        assert [row.split(maxsplit=1) for row in rows] == members
     done = run("bash", REPO / "run.sh", "No\nno", cwd="/")
     names = done.stderr.partition("only: ")[2].strip().split(", ")
-    assert (done.returncode, sorted(names)) == (2, sorted(EXAMPLES))
+    there = [*EXAMPLES, *(name for name, _ in engines)]
+    assert (done.returncode, sorted(names)) == (2, sorted(there))
     done = run("bash", REPO / "run.sh", "Basics-Tutorial", cwd="/")
     assert done.returncode == 2 and "see Basics-Tutorial/README.md" in done.stderr
     done = run("bash", REPO / "run.sh", "--help", cwd="/")

@@ -41,6 +41,9 @@ HEADER = re.compile(
 HOOKS = re.compile(r"^(?:task_env|look)\(\) \{.*\n(?:(?: .*)?\n)*\}\n", re.M)
 DIFF = re.compile(r"(?<=<!-- diff:begin -->\n).*?(?=<!-- diff:end -->)", re.S)
 INDEX = re.compile(r"(?<=<!-- index:begin -->\n).*?(?=<!-- index:end -->)", re.S)
+ELSEWHERE = re.compile(
+    r"(?<=<!-- engines:begin -->\n).*?(?=<!-- engines:end -->)", re.S
+)
 CALLED = re.compile(r"\bcluster/(\w+)\.py\b")  # in run.sh
 PACKAGES = {*sys.stdlib_module_names, "numpy", "tensorflow"}
 BANNED = ("pkill", "noqa", "parse_known_args", "tf.contrib", "_collections")
@@ -462,6 +465,21 @@ def table(examples: Examples, counts: dict[str, str]) -> str:
     return "\n".join(["", *rows, "", ""])
 
 
+def engines() -> str:
+    """Returns the table of the engines in README.md."""
+    rows = [
+        "| engine | what starts the tasks | who restarts them | which command | "
+        "tested with |",
+        "|---|---|---|---|---|",
+    ]
+    for e in registry.ENGINES:
+        link = f"[{e.name}](Engines/{e.name}/)"
+        rows.append(
+            f"| {link} | {e.starts} | {e.restarts} | {e.command} | {e.tested} |"
+        )
+    return "\n".join(["", *rows, "", ""])
+
+
 def generated(root: Path, examples: Examples) -> tuple[dict[Path, str], list[str]]:
     """Returns each README with its generated pieces renewed, and what it lacks."""
     index = root / "README.md"
@@ -489,13 +507,17 @@ def generated(root: Path, examples: Examples) -> tuple[dict[Path, str], list[str
                 f"{folder}/README.md: wanted once, under `{heading.strip()}`, on lines "
                 "of their own: <!-- diff:begin --> and <!-- diff:end -->"
             )
-    new = table(examples, counts)
-    pages[index], places = INDEX.subn(lambda _: new, read(index))
-    if places != 1:
-        found.append(
-            "README.md: wanted once, on lines of their own, around the table of the "
-            "examples: <!-- index:begin --> and <!-- index:end -->"
-        )
+    pages[index] = read(index)
+    for name, block, new in (
+        ("index", INDEX, table(examples, counts)),
+        ("engines", ELSEWHERE, engines()),
+    ):
+        pages[index], places = block.subn(lambda _, new=new: new, pages[index])
+        if places != 1:
+            found.append(
+                "README.md: wanted once, on lines of their own, around a table that is "
+                f"generated: <!-- {name}:begin --> and <!-- {name}:end -->"
+            )
     return pages, found
 
 

@@ -1,6 +1,6 @@
-"""The one list of the examples: `--list`, the README, copies, tests and benchmarks.
+"""The one list of examples and engines: `--list`, README, copies, tests, benchmarks.
 
-    python tools/registry.py --list     prints the examples by group
+    python tools/registry.py --list     prints them by group
 
 An example is a folder. Its script has the folder's name in snake case; a folder without
 a family has no script. A new one gets a line here, and `python tools/copies.py` then
@@ -253,6 +253,49 @@ EXAMPLES = [
     ),
 ]
 
+# What starts the examples elsewhere: Engines/<name>. `starts` (what starts the tasks),
+# `restarts` (who starts one again), `command` and `tested` (with which version, when)
+# are for the table in README.md.
+ELSEWHERE = "Start it elsewhere"
+Engine = collections.namedtuple(
+    "Engine", "name sentence starts restarts command tested"
+)
+
+ENGINES = [
+    Engine(
+        "Several-Hosts",
+        "a host per task in this one, with links as slow as you like.",
+        "`run.sh`, in a network namespace per task",
+        "`run.sh`, `MAX_RESTARTS` times",
+        "`DELAY=5 RATE=100 bash Engines/Several-Hosts/run.sh AGN`",
+        "iproute2 6.1.0, 2026-11-22",
+    ),
+    Engine(
+        "Slurm",
+        "sbatch and srun, with requeue and a sweep as a job array.",
+        "`srun`, a task per task",
+        "`job.sbatch` requeues the job, `MAX_RESTARTS` times; Slurm, if a node fails",
+        "`sbatch --ntasks=3 job.sbatch ...`",
+        "Slurm 22.05.8, 2026-11-22",
+    ),
+    Engine(
+        "MPI",
+        "Open MPI's mpirun as a launcher.",
+        "`mpirun`, a rank per task",
+        "nobody: one that fails ends all",
+        "`mpirun -n 3 --hostfile hosts python adapter.py ...`",
+        "Open MPI 4.1.4, 2026-11-22",
+    ),
+    Engine(
+        "Kubernetes",
+        "a TFJob, or Jobs and a Service, generated for any example.",
+        "the Training Operator, or the Job controller; a pod per task",
+        "whoever started it, by its exit status",
+        "`kubectl apply -f job.yaml`",
+        "no cluster; schemas of Training Operator 1.9, Kubernetes 1.34, 2026-11-22",
+    ),
+]
+
 
 def of_family(family=None, examples=None):
     """Returns the examples of a family, or all that have a script."""
@@ -283,11 +326,15 @@ def by_group(examples=None):
 
 
 def listing():
-    """Returns the examples by group with their sentences, as `--list` prints them."""
-    width = max(len(example.folder) for example in EXAMPLES)
+    """Returns examples and engines by group, as `--list` prints them."""
+    groups = [
+        (g, [(e.folder, e.sentence) for e in members]) for g, members in by_group()
+    ]
+    groups.append((ELSEWHERE, [(f"Engines/{e.name}", e.sentence) for e in ENGINES]))
+    width = max(len(name) for _, rows in groups for name, _ in rows)
     blocks = []
-    for group, members in by_group():
-        lines = [f"  {e.folder:{width}}  {e.sentence}" for e in members]
+    for group, rows in groups:
+        lines = [f"  {name:{width}}  {sentence}" for name, sentence in rows]
         blocks.append("\n".join([group, *lines]))
     return "\n\n".join(blocks)
 
