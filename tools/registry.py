@@ -294,6 +294,30 @@ ENGINES = [
         "`kubectl apply -f job.yaml`",
         "no cluster; schemas of Training Operator 1.9, Kubernetes 1.34, 2026-11-22",
     ),
+    Engine(
+        "Spark",
+        "a barrier stage of Spark, and many runs at once.",
+        "`spark-submit`, a task of a barrier stage per task",
+        "Spark, all tasks together, from the last checkpoint",
+        "`spark-submit ... barrier.py HogWild/hogwild.py`",
+        "pyspark 4.1.4, 2026-11-22",
+    ),
+    Engine(
+        "TensorFlowOnSpark",
+        "TFCluster.run of TensorFlowOnSpark (unmaintained), both input modes.",
+        "`spark-submit`, an executor of Spark per task",
+        "nobody: one that fails ends all",
+        "`spark-submit ... job.py HogWild/hogwild.py`",
+        "tensorflowonspark 2.2.5 on pyspark 4.1.4, 2026-11-22",
+    ),
+    Engine(
+        "Ray",
+        "a placement group of Ray, a bundle for each task.",
+        "`ray job submit`, a Ray task in each bundle",
+        "Ray, that task, at the same address",
+        "`python job.py HogWild/hogwild.py`",
+        "Ray 2.60.0, 2026-11-22",
+    ),
 ]
 
 
