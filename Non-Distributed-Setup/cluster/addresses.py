@@ -101,6 +101,29 @@ def of_this_task(job, index, hosts):
     return hosts[index]
 
 
+def serving(args):
+    """Returns {task: address} of those who serve until the chief sends them home.
+
+    A task is (job, index). They are the ps, and the other workers where one client
+    builds the graph of all.
+    """
+    found = {("ps", i): address for i, address in enumerate(args.ps_hosts)}
+    if clients(args) == 1:
+        others = list(enumerate(args.worker_hosts))[1:]
+        found.update({("worker", k): address for k, address in others})
+    return found
+
+
+def clients(args):
+    """Returns how many workers build a graph and run it: all, or the chief for all."""
+    return 1 if getattr(args, "one_client", False) else len(args.worker_hosts)
+
+
+def device(task):
+    """Returns the device of a task (job, index)."""
+    return "/job:{}/task:{}".format(*task)
+
+
 def check_port(job, address):
     """Raises ValueError if another program listens where this task is to serve."""
     if not ports.is_free(int(address.rpartition(":")[2])):
