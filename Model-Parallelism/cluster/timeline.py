@@ -12,7 +12,7 @@ import re
 from cluster import tensorflow_v1 as tf
 
 UNIT = re.compile(r"(forward|backward)_(\d+)_(\d+)/")
-COMPUTES = re.compile(r" = (?:MatMul|Conv)")  # in TensorFlow's label of an operation
+COMPUTES = re.compile(r" = \w*(?:MatMul|Conv)")  # in TensorFlow's label of an operation
 
 # Times in seconds from the first unit's start, by the clock of the stage's machine.
 Unit = collections.namedtuple("Unit", "kind stage micro_batch start end")
