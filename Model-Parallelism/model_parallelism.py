@@ -75,7 +75,7 @@ def pipeline(args, center, learning, batch, after=()):
     for s, stage in enumerate(layers):
         for m in range(args.micro_batches):
             with stages.unit("forward", s, m, busy):
-                h[s][m] = tf.identity(h[s][m], "arrived")
+                h[s][m] = stages.arrived(h[s][m])
                 out = stages.apply(stage, w[s], h[s][m])
                 out = out if stage is not layers[-1] else learning.cost(out, labels[m])
             h[s + 1].append(out)
@@ -85,7 +85,7 @@ def pipeline(args, center, learning, batch, after=()):
     for s in reversed(range(len(layers))):
         for m in reversed(range(args.micro_batches)):
             with stages.unit("backward", s, m, busy):
-                given = None if delta[m] is None else tf.identity(delta[m], "arrived")
+                given = None if delta[m] is None else stages.arrived(delta[m])
                 g, delta[m] = tf.gradients(h[s + 1][m], [w[s], h[s][m]], given)
             gradients[s].append(g)
             busy[s] = [g, delta[m]] if s else [g]

@@ -77,6 +77,14 @@ def unit(kind, s, m, busy):
         yield
 
 
+def arrived(x):
+    """Returns what comes from another stage, once it is here.
+
+    A copy, by an operation that TensorFlow does not optimize away: timeline sees it.
+    """
+    return tf.identity(tf.raw_ops.Snapshot(input=x, name="arrived"))
+
+
 def apply(stage, weights, x):
     """Returns the output of a stage's layers for its input x [n, a]."""
     pieces = tf.split(weights, [layer.size for layer in stage])

@@ -1,8 +1,9 @@
 """What a pipeline's stages did when, by TensorFlow's own trace. Scripts call it.
 
 A unit is a forward or a backward of one micro-batch on one stage: the operations under
-a name scope `forward_s_m` or `backward_s_m`, from the first one that COMPUTES, since
-constants need not wait for what arrives.
+a name scope `forward_s_m` or `backward_s_m`. Some of them, shapes and constants, need
+not wait for what the unit works on; so it begins when that has `arrived`, and not
+before the stage's unit before it has ended.
 """
 
 import collections
@@ -12,7 +13,7 @@ import re
 from cluster import tensorflow_v1 as tf
 
 UNIT = re.compile(r"(forward|backward)_(\d+)_(\d+)/")
-COMPUTES = re.compile(r" = \w*(?:MatMul|Conv)")  # in TensorFlow's label of an operation
+ARRIVED = re.compile(r"/arrived(?:_\d+)?$")
 
 # Times in seconds from the first unit's start, by the clock of the stage's machine.
 Unit = collections.namedtuple("Unit", "kind stage micro_batch start end")
@@ -37,28 +38,30 @@ def trace(session, fetch, times=5):
 
 def units_of(step_stats):
     """Returns the Units of a trace, in the order of their starts."""
-    starts, ends = {}, {}
+    starts, arrived, ends = {}, {}, {}
     for device in step_stats.dev_stats:
         for node in device.node_stats:
             match = UNIT.search(node.node_name)
             if not match:
                 continue
             key, start = match.groups(), node.all_start_micros
-            ends[key] = max(ends.get(key, 0), start + node.op_end_rel_micros)
-            if COMPUTES.search(node.timeline_label):
-                starts[key] = min(starts.get(key, start), start)
-    first = min(starts.values())
-    units = [
-        Unit(
-            kind,
-            int(stage),
-            int(m),
-            (start - first) / 1e6,
-            (ends[kind, stage, m] - first) / 1e6,
-        )
-        for (kind, stage, m), start in starts.items()
+            end = start + node.op_end_rel_micros
+            ends[key] = max(ends.get(key, end), end)
+            if ARRIVED.search(node.node_name):
+                arrived[key] = end
+            starts[key] = min(starts.get(key, start), start)
+    found, over = [], {}
+    for kind, stage, m in sorted(ends, key=ends.get):
+        end = ends[kind, stage, m]
+        start = arrived.get((kind, stage, m), starts[kind, stage, m])
+        start = max(start, over.get(stage, 0))
+        found.append(Unit(kind, int(stage), int(m), start, end))
+        over[stage] = end
+    first = min(unit.start for unit in found)
+    return [
+        unit._replace(start=(unit.start - first) / 1e6, end=(unit.end - first) / 1e6)
+        for unit in sorted(found, key=lambda unit: unit.start)
     ]
-    return sorted(units, key=lambda unit: unit.start)
 
 
 def span(units):
