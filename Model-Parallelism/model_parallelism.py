@@ -68,17 +68,18 @@ def pipeline(args, center, learning, batch, after=()):
     layers = stages.cut(args, learning.layers)
     images, labels = (tf.split(part, args.micro_batches) for part in batch)
     w = stages.pull(center, after)
-    busy, h = [[weights] for weights in w], [images, *[[] for _ in layers]]
-    delta, gradients = [None] * args.micro_batches, [[] for _ in layers]
+    busy, sent = [[weights] for weights in w], [images, *[[] for _ in layers]]
+    h, gradients = ([[] for _ in layers] for _ in range(2))
+    delta = [None] * args.micro_batches
 
     # h_s+1 := f_s(w_s, h_s)   (worker s; after the last stage it is the loss)
     for s, stage in enumerate(layers):
         for m in range(args.micro_batches):
             with stages.unit("forward", s, m, busy):
-                h[s][m] = stages.arrived(h[s][m])
+                h[s].append(stages.arrived(sent[s][m]))
                 out = stages.apply(stage, w[s], h[s][m])
                 out = out if stage is not layers[-1] else learning.cost(out, labels[m])
-            h[s + 1].append(out)
+            sent[s + 1].append(out)
             busy[s] = [out]
 
     # δ_s := ∂ loss / ∂ h_s from δ_s+1,  g_s := the mean of ∂ loss / ∂ w_s
@@ -86,10 +87,10 @@ def pipeline(args, center, learning, batch, after=()):
         for m in reversed(range(args.micro_batches)):
             with stages.unit("backward", s, m, busy):
                 given = None if delta[m] is None else stages.arrived(delta[m])
-                g, delta[m] = tf.gradients(h[s + 1][m], [w[s], h[s][m]], given)
+                g, delta[m] = tf.gradients(sent[s + 1][m], [w[s], h[s][m]], given)
             gradients[s].append(g)
             busy[s] = [g, delta[m]] if s else [g]
-    return h[-1], stages.mean(gradients)
+    return sent[-1], stages.mean(gradients)
 
 
 def graph(args, center, kept, group, batches, learning, last):
