@@ -3,13 +3,14 @@
 Parts, chosen by --only:
 
     rates        steps/s and examples/s of the same perceptron in one process, at a ps,
-                 under a barrier, by one client; and bytes of a step on the wire
+                 under a barrier, by one client; bytes and messages of a step
     collisions   Partitioned-Embedding: rmse against workers and popularity, that is
                  against how often two workers touch one row (Hogwild!'s claim)
     pipeline     Model-Parallelism: the bubble against the number of micro-batches
 
 Bytes on the wire are what the loopback device has sent, in a run of many steps less a
-run of few; so the machine has to be alone, and the ports are open meanwhile.
+run of few; so the machine has to be alone, and the ports are open meanwhile. Messages
+are the RecvTensor calls in TensorFlow's log (see messages.py), counted the same way.
 
     python benchmarks/division.py
     python benchmarks/division.py --only collisions --rounds 1
@@ -21,6 +22,7 @@ import importlib
 import json
 import sys
 
+import messages
 import numpy as np
 import psutil
 import runs
@@ -74,12 +76,32 @@ def rate(args, folder, flags, ps, workers, formula):
         )
         seen.append(sent() - before)
     formula = result.get("bytes_per_step") if formula is None else formula
+    counted = []
+    for steps in (30, 60) if args.quick else (100, 400):
+        logged = runs.run_example(
+            folder,
+            [*flags, "--steps", steps, "--save_seconds", 1000],
+            ps,
+            workers,
+            args.timeout,
+            variables=messages.LOG,
+            logs=calls,
+        )
+        counted.append((steps, logged["calls"]))
+    (a, first), (b, second) = counted
     return {
         **{key: result[key] for key in ("steps_per_second", "examples_per_second")},
         "wire": (seen[1] - seen[0]) / (many - few),
+        "messages": (second - first) / (b - a),
         "formula": formula,
         "graph_nodes": result.get("graph_nodes"),
     }
+
+
+def calls(logdir):
+    """Returns how many tensors all tasks of a run have asked others for."""
+    logs = [path.read_text(errors="replace") for path in logdir.glob("*.log")]
+    return {"calls": sum(text.count("RecvTensorAsync req:") for text in logs)}
 
 
 def collide(args, workers, skew):
@@ -167,10 +189,12 @@ def markdown(rounds, only):
     if "rates" in only:
         rows = [
             [name, cell(name, "steps_per_second"), cell(name, "examples_per_second")]
-            + [cell(name, "formula"), cell(name, "wire"), cell(name, "graph_nodes")]
+            + [cell(name, "formula"), cell(name, "wire"), cell(name, "messages", 1)]
+            + [cell(name, "graph_nodes")]
             for name in RATES
         ]
-        head = ["", "steps/s", "examples/s", "bytes by formula", "on the wire", "nodes"]
+        head = ["", "steps/s", "examples/s", "bytes by formula", "on the wire"]
+        head += ["messages", "nodes of the client's graph"]
         text += "\n### Rates and bytes of a step\n\n" + runs.table(head, rows)
     if "collisions" in only:
         head = ["skew", "Δ", "ρ", "overlap"] + [f"{n} workers" for n in WORKERS]
