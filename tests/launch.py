@@ -32,6 +32,8 @@ LINE = re.compile(
     r"|still waiting for .*|worker \d+ is gone: .*"
     r"|no GPU for worker \d+: it computes on the CPU"
     r"|lost a ps: .*|goes on with the model on the ps, at global step \d+"
+    r"|worker \d+ of \d+ serves at \S+|memory of process \d+: at most \d+ MB"
+    r"|deals the table anew: it was on \d+ ps, by \w+"
     r"|told to end: saved at global step \d+"
     r"|resumes from global step \d+|nothing to do: .* global step \d+"
     r"|result: .*/result\.json|curves: tensorboard --logdir .*"

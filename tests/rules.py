@@ -254,3 +254,42 @@ def diloco(batches, w, updates, window, inner, eta_o, mu, fragments=1):
         x = [np.where(turn, w, a) for a in x]
         trace.append(w)
     return trace
+
+
+# --- A model in layers, a table of rows ---------------------------------------
+
+
+def perceptron_gradient(weights, images, labels):
+    """Returns loss and gradients of rectified layers [(W, b)], mean cross-entropy."""
+    inputs, x = [], images
+    for number, (w, b) in enumerate(weights):
+        inputs.append(x)
+        x = x @ w + b
+        x = x if number == len(weights) - 1 else np.maximum(x, 0)
+    p = np.exp(x - x.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    rows = np.arange(len(labels))
+    loss = -np.log(p[rows, labels]).mean()
+    p[rows, labels] -= 1
+    delta, found = p / len(labels), []
+    for number in reversed(range(len(weights))):
+        found.insert(0, (inputs[number].T @ delta, delta.sum(0)))
+        delta = (delta @ weights[number][0].T) * (inputs[number] > 0)
+    return loss, found
+
+
+def matrix_factorization(schedule, batches, w, eta, mean, l2):
+    """Hogwild!: pull a copy of w, push ∑ over a batch of (rows, ratings), all dense."""
+    held, out = {}, []
+    for verb, k in schedule:
+        if verb == "pull":
+            held[k] = w.copy()
+            continue
+        seen, g = held.pop(k), np.zeros_like(w)
+        for (u, i), rating in zip(*next(batches[k]), strict=True):
+            error = mean + seen[u] @ seen[i] - rating
+            g[u] += error * seen[i] + l2 * seen[u]
+            g[i] += error * seen[u] + l2 * seen[i]
+        w = w - eta * g
+        out.append(w)
+    return out

@@ -9,8 +9,9 @@
 every module of `cluster/` wherever a folder has it; a folder has those that its scripts
 import, directly or not, and no others. A script is divided by banners; the sections
 whose banner says `[algorithm]` are the scheme's own, all others are those of its
-family's reference. Which folders there are, and of which family, says registry.py.
-There is no list of exclusions: an idea is marked where it stands.
+family's reference. A `problem.py` with such a section is one of its own, and has the
+other sections of the usual one. Which folders there are, and of which family, says
+registry.py. There is no list of exclusions: an idea is marked where it stands.
 """
 
 import argparse
@@ -136,10 +137,10 @@ def plan(root: Path, examples: Examples) -> Plan:
 
 def copied(example: registry.Example, plan: Plan) -> dict[str, str]:
     """Returns each file of an example that has an original, and the original's path."""
-    reference = registry.FAMILIES[example.family].reference
+    reference, _, problem = registry.FAMILIES[example.family]
     shared = {
         script_of(example.folder): f"{reference}/{script_of(reference)}",
-        "problem.py": f"{REFERENCE}/problem.py",
+        "problem.py": f"{problem}/problem.py",
         "run.sh": f"{REFERENCE}/run.sh",
     }
     for module in sorted(plan.needs[example.folder]):
@@ -148,21 +149,35 @@ def copied(example: registry.Example, plan: Plan) -> dict[str, str]:
     return shared
 
 
+def own_problem(text: str) -> bool:
+    """Says whether a problem.py is one of its own, by its banners."""
+    return any(banner[3] for banner in BANNER.finditer(text))
+
+
 def split(name: str, text: str) -> list[Part]:
     """Divides a file into its parts; what precedes the first banner is its own."""
-    if name == "problem.py" or name.startswith("cluster/"):
-        return [Part("the file", False, 1, text)]
     lines = text.splitlines(keepends=True)
+    banners = [BANNER.fullmatch(line) for line in lines]
+    whole = name == "problem.py" and not own_problem(text)
+    if whole or name.startswith("cluster/"):
+        return [Part("the file", False, 1, text)]
     if name == "run.sh":
         cuts = [i for i, line in enumerate(lines) if line == MARKER][:1]
     else:
-        cuts = [i for i, line in enumerate(lines) if BANNER.fullmatch(line)]
+        cuts = [i for i, banner in enumerate(banners) if banner]
     parts = [Part("", True, 1, "".join(lines[: cuts[0] if cuts else len(lines)]))]
     for start, end in zip(cuts, [*cuts[1:], len(lines)], strict=bool(cuts)):
         banner = BANNER.fullmatch(lines[start])
         title, own = (banner[2], bool(banner[3])) if banner else ("the tail", False)
         parts.append(Part(title, own, start + 1, "".join(lines[start:end])))
     return parts
+
+
+def sections(name: str, text: str, reference: str) -> list[Part]:
+    """Divides an original as its copy `text` is divided."""
+    if name == "problem.py" and own_problem(text):
+        name = ""
+    return split(name, reference)
 
 
 def same(part: Part, other: Part) -> bool:
@@ -182,7 +197,7 @@ def compare(where: str, text: str, there: str, reference: str) -> list[str]:
     found = []
     name = where.partition("/")[2]
     parts = split(name, text)
-    originals = {part.title: part for part in split(name, reference)}
+    originals = {part.title: part for part in sections(name, text, reference)}
     titles, wanted = [part.title for part in parts], list(originals)
     if titles != wanted:
         found.append(f"{where}: its sections are {titles[1:]}, wanted {wanted[1:]}")
@@ -566,7 +581,7 @@ def repaired(root: Path, here: str, there: str, force: bool) -> tuple[str, list[
     found = []
     name = here.partition("/")[2]
     text, reference = read(root / here), read(root / there)
-    originals = {part.title: part for part in split(name, reference)}
+    originals = {part.title: part for part in sections(name, text, reference)}
     new = ""
     for part in split(name, text):
         original = originals.get(part.title, part)
@@ -574,7 +589,9 @@ def repaired(root: Path, here: str, there: str, force: bool) -> tuple[str, list[
             new += part.text
             continue
         old, base = (
-            {p.title: p.text for p in split(name, at_head(root, path))}.get(part.title)
+            {p.title: p.text for p in sections(name, text, at_head(root, path))}.get(
+                part.title
+            )
             for path in (here, there)
         )
         if part.text and not force and base == original.text and old != part.text:

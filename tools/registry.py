@@ -15,11 +15,16 @@ import sys
 # A family is the scripts that share their sections. `reference` is the folder whose
 # sections the others repeat, `least` how many lines a script must have: the start, loop
 # and end of a cluster are in every script of `ps`, one process has none of that.
-Family = collections.namedtuple("Family", "reference least")
+# `problem` is the folder whose problem.py the others repeat.
+Family = collections.namedtuple(
+    "Family", "reference least problem", defaults=["Distributed-Setup"]
+)
 FAMILIES = {
     "single": Family("Non-Distributed-Setup", 0),
     "ps": Family("Distributed-Setup", 90),
     "peers": Family("Ring-All-Reduce", 90),
+    "table": Family("Partitioned-Embedding", 90, "Partitioned-Embedding"),  # of rows
+    "client": Family("In-Graph-Replication", 90),  # one client for all workers
 }
 
 # In the order in which a reader meets them.
@@ -240,6 +245,36 @@ EXAMPLES = [
         "async",
         "gradient",
         "–",
+    ),
+    Example(
+        "In-Graph-Replication",
+        "Distributed-Setup",
+        "Many devices, a split model",
+        "client",
+        "one client builds one graph, with a tower on every worker.",
+        "sync, or async by a flag",
+        "gradient",
+        "[Abadi et al. 2016](https://arxiv.org/abs/1603.04467)",
+    ),
+    Example(
+        "Model-Parallelism",
+        "In-Graph-Replication",
+        "Many devices, a split model",
+        "client",
+        "layers on different workers, micro-batches in a pipeline.",
+        "sync",
+        "activations, and their gradients",
+        "[Huang et al. 2019](https://arxiv.org/abs/1811.06965)",
+    ),
+    Example(
+        "Partitioned-Embedding",
+        "HogWild",
+        "Many devices, a split model",
+        "table",
+        "a table in slices on the ps, of which only touched rows move.",
+        "async",
+        "gradient of touched rows",
+        "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)",
     ),
     Example(
         "Fault-Tolerance",

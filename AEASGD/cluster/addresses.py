@@ -104,15 +104,28 @@ def of_this_task(job, index, hosts):
     return hosts[index]
 
 
-def keepers(args):
-    """Returns (job, index, address) of each task that keeps what a run agrees on.
+def serving(args):
+    """Returns {task: address} of those who must be there before a run can begin.
 
-    Those are all ps; in a scheme without ps it is the chief.
+    A task is (job, index); the first keeps what all agree on. They are the ps, who
+    serve until the chief sends them home, and the other workers where one client builds
+    the graph of all; in a scheme without ps the chief.
     """
-    job, hosts = "ps", args.ps_hosts
-    if not hosts:
-        job, hosts = "worker", args.worker_hosts[:1]
-    return [(job, index, address) for index, address in enumerate(hosts)]
+    found = {("ps", i): address for i, address in enumerate(args.ps_hosts)}
+    if clients(args) == 1:
+        others = list(enumerate(args.worker_hosts))[1:]
+        found.update({("worker", k): address for k, address in others})
+    return found or {("worker", 0): args.worker_hosts[0]}
+
+
+def clients(args):
+    """Returns how many workers build a graph and run it: all, or the chief for all."""
+    return 1 if getattr(args, "one_client", False) else len(args.worker_hosts)
+
+
+def device(task):
+    """Returns the device of a task (job, index)."""
+    return "/job:{}/task:{}".format(*task)
 
 
 def check_port(job, address):

@@ -25,11 +25,15 @@ class _Parser(argparse.ArgumentParser):
         fail(message)
 
 
-def parser(scheme, doc):
+# The flag that names the data, its default, and what can be named.
+DATA = (["--data"], "digits", "digits, mnist, fashion_mnist or FILE.npz")
+
+
+def parser(scheme, doc, data=DATA):
     """Returns a strict argument parser with the flags that every script has."""
     new = _Parser(description=doc, formatter_class=_Help, allow_abbrev=False)
     add = new.add_argument
-    add("--data", default="digits", help="digits, mnist, fashion_mnist or FILE.npz")
+    add(*data[0], dest="data", default=data[1], help=data[2])
     add("--batch_size", type=positive_int, default=32, help="examples per worker")
     add("--learning_rate", type=positive, default=0.1, help="η")
     add(

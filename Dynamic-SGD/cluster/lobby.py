@@ -31,10 +31,9 @@ class Lobby:
             quiet = silence(run.beats[0])[me]
             self.about = [run.fingerprint.value(), run.owners[me], quiet]
             beats, reason = run.beat(), run.reason.value()
-        # The tasks that must be there before this one can join: job, index, address.
-        self.keepers = addresses.keepers(args)
+        self.serving = addresses.serving(args)
         self.heart = watch.Heart(
-            self.graph, target, config, beats, reason, self.keepers, args.patience
+            self.graph, target, config, beats, reason, self.serving, args.patience
         )
 
     def name(self):
@@ -45,14 +44,15 @@ class Lobby:
         return tf.Session(self.target, self.graph, watch.in_time(self.config))
 
     def wait_for_ps(self, patience):
-        """Returns when every ps accepts connections."""
-        hosts = [address for *_, address in self.keepers]
+        """Returns when every ps accepts connections, or whoever else serves."""
+        tasks, hosts = list(self.serving), list(self.serving.values())
 
         def what():
-            job, index, address = self.keepers[watch.silent_ps(hosts) or 0]
-            if not ports.is_known(address):
-                return f"{job} {index}: nobody knows the name in {address}"
-            return f"{job} {index}: nothing answers at {address}"
+            number = watch.silent_ps(hosts) or 0
+            (job, index), host = tasks[number], hosts[number]
+            if not ports.is_known(host):
+                return f"{job} {index}: nobody knows the name in {host}"
+            return f"{job} {index}: nothing answers at {host}"
 
         watch.wait(lambda: watch.silent_ps(hosts) is None, what, patience)
 
@@ -77,7 +77,7 @@ class Lobby:
                 theirs, owner, quiet = session.run(self.about)
             different = fingerprint.difference(self.said, theirs.decode())
             if different:
-                job, *_ = self.keepers[0]
+                job, _ = next(iter(self.serving))
                 fail(f"this task is not of the run that {job} 0 serves: {different}")
             host, _, process = owner.decode().partition(" ")
             # On one host the port was free, so that the one before is gone.

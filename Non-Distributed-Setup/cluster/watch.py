@@ -82,15 +82,15 @@ class Heart(threading.Thread):
 
     also = (None, ())  # (graph, operations) that are run with every beat, of a scheme
 
-    def __init__(self, graph, target, config, operations, reason, keepers, patience):
-        """`reason` is a tensor: why the run has failed, empty if it has not.
+    def __init__(self, graph, target, config, operations, reason, addresses, patience):
+        """`addresses` are {task: address} of those who serve, in the same order.
 
-        `keepers` are job, index and address of each ps.
+        `reason` is a tensor: why the run has failed, empty if it has not.
         """
         super().__init__(daemon=True)
         self.graph, self.operations, self.reason = graph, operations, reason
         self.target, self.config = target, in_time(config)
-        self.keepers, self.patience = keepers, patience
+        self.addresses, self.patience = list(addresses.items()), patience
         self.stopped = threading.Event()
 
     def stop(self):
@@ -100,10 +100,9 @@ class Heart(threading.Thread):
 
     def _be_patient(self, ps, quiet):
         if quiet > self.patience and not self.stopped.is_set():
-            job, index, address = self.keepers[ps]
-            leave_now(
-                f"no answer in {quiet:.0f} s from {job} {index} at {address}", AGAIN
-            )
+            (job, index), where = self.addresses[ps]
+            said = f"no answer in {quiet:.0f} s from {job} {index} at {where}"
+            leave_now(said, AGAIN)
 
     def run(self):
         heard = [time.monotonic()] * len(self.operations)

@@ -25,11 +25,15 @@ class _Parser(argparse.ArgumentParser):
         fail(message)
 
 
-def parser(scheme, doc):
+# The flag that names the data, its default, and what can be named.
+DATA = (["--data"], "digits", "digits, mnist, fashion_mnist or FILE.npz")
+
+
+def parser(scheme, doc, data=DATA):
     """Returns a strict argument parser with the flags that every script has."""
     new = _Parser(description=doc, formatter_class=_Help, allow_abbrev=False)
     add = new.add_argument
-    add("--data", default="digits", help="digits, mnist, fashion_mnist or FILE.npz")
+    add(*data[0], dest="data", default=data[1], help=data[2])
     add("--batch_size", type=positive_int, default=32, help="examples per worker")
     add("--learning_rate", type=positive, default=0.1, help="η")
     add(
@@ -84,6 +88,8 @@ def _number(kind, test, what):
 positive_int = _number(int, lambda v: 0 < v < 2**63, "a whole number of at least 1")
 natural = _number(int, lambda v: 0 <= v < 2**31, "a whole number of at least 0")
 positive = _number(float, lambda v: 0 < v < math.inf, "a number above 0")
+not_negative = _number(float, lambda v: 0 <= v < math.inf, "a number of at least 0")
+share = _number(float, lambda v: 0 < v <= 1, "a number above 0, at most 1")
 fraction = _number(float, lambda v: 0 <= v < 1, "a number from 0 up to, not with, 1")
 seconds = _number(float, lambda v: 0 <= v < 3600, "seconds")
 

@@ -25,8 +25,8 @@ def _wait(after):
     return tf.control_dependencies(tf.nest.flatten(after))
 
 
-def pull(center, after=()):
-    """Returns the center variable [P] on this worker, one message from each ps.
+def read(center, after=()):
+    """Returns the pieces of the center variable as they are now, each on its ps.
 
     `after` has what the read of each piece waits for.
     """
@@ -34,7 +34,15 @@ def pull(center, after=()):
     for i, variable in enumerate(center):
         with tf.device(variable.device), _wait(after[i : i + 1]):
             pieces.append(variable.read_value())
-    return tf.concat(pieces, axis=0)
+    return pieces
+
+
+def pull(center, after=()):
+    """Returns the center variable [P] on this worker, one message from each ps.
+
+    `after` is as in `read`.
+    """
+    return tf.concat(read(center, after), axis=0)
 
 
 def push(vector, center):
@@ -42,11 +50,16 @@ def push(vector, center):
 
     One message to each ps; what is done with them there is the scheme's update.
     """
-    pieces = tf.split(vector, [piece.shape.num_elements() for piece in center])
-    for i, variable in enumerate(center):
+    return send(tf.split(vector, [w.shape.num_elements() for w in center]), center)
+
+
+def send(pieces, center):
+    """Returns tensors, each on the ps that has this part of `center`: the messages."""
+    arrived = []
+    for piece, variable in zip(pieces, center, strict=True):
         with tf.device(variable.device):
-            pieces[i] = tf.identity(pieces[i])
-    return pieces
+            arrived.append(tf.identity(piece))
+    return arrived
 
 
 def only_if(condition, make):

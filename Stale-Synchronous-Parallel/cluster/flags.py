@@ -25,11 +25,15 @@ class _Parser(argparse.ArgumentParser):
         fail(message)
 
 
-def parser(scheme, doc):
+# The flag that names the data, its default, and what can be named.
+DATA = (["--data"], "digits", "digits, mnist, fashion_mnist or FILE.npz")
+
+
+def parser(scheme, doc, data=DATA):
     """Returns a strict argument parser with the flags that every script has."""
     new = _Parser(description=doc, formatter_class=_Help, allow_abbrev=False)
     add = new.add_argument
-    add("--data", default="digits", help="digits, mnist, fashion_mnist or FILE.npz")
+    add(*data[0], dest="data", default=data[1], help=data[2])
     add("--batch_size", type=positive_int, default=32, help="examples per worker")
     add("--learning_rate", type=positive, default=0.1, help="η")
     add(
@@ -47,12 +51,18 @@ def parser(scheme, doc):
     return new
 
 
-def add_cluster_flags(parser):
-    """Adds the flags that tell a task who it is; see `parse` for TF_CONFIG."""
+def add_cluster_flags(parser, with_ps=True):
+    """Adds the flags that tell a task who it is; see `parse` for TF_CONFIG.
+
+    In a scheme without ps every task is a worker, and there is no --ps_hosts.
+    """
     add = parser.add_argument
-    add("--job_name", choices=("ps", "worker"), help="what this task is")
+    if with_ps:
+        add("--job_name", choices=("ps", "worker"), help="what this task is")
+        add("--ps_hosts", help="host:port of every ps, separated by commas")
+    else:
+        add("--job_name", choices=["worker"], default="worker", help="what it is")
     add("--task_index", type=natural, help="which one it is, from 0; worker 0 is chief")
-    add("--ps_hosts", help="host:port of every ps, separated by commas")
     add("--worker_hosts", help="host:port of every worker, separated by commas")
     add(
         "--slow_workers",
@@ -93,8 +103,8 @@ def parse(parser, argv=None):
     """Returns the checked flags; ends the program with status 2 at the first mistake.
 
     In a script with cluster flags `args.ps_hosts` and `args.worker_hosts` are lists
-    afterwards, and `args.address` is where this task serves. Without any of the four
-    the cluster is read from TF_CONFIG.
+    afterwards, and `args.address` is where this task serves. Without any of the flags
+    that say this the cluster is read from TF_CONFIG.
     """
     args = parser.parse_args(argv)
     if hasattr(args, "job_name"):
@@ -135,19 +145,26 @@ def _default_logdir(args):
 def _find_cluster(args):
     """Sets who this task is and where all are, from the flags or from TF_CONFIG."""
     names = ("job_name", "task_index", "ps_hosts", "worker_hosts")
-    missing = [name for name in names if getattr(args, name) is None]
-    if len(missing) == len(names) and os.environ.get("TF_CONFIG"):
-        found = addresses.from_tf_config(os.environ["TF_CONFIG"])
+    with_ps = hasattr(args, "ps_hosts")
+    needed = names if with_ps else ("task_index", "worker_hosts")
+    missing = [name for name in needed if getattr(args, name) is None]
+    if len(missing) == len(needed) and os.environ.get("TF_CONFIG"):
+        found = addresses.from_tf_config(os.environ["TF_CONFIG"], with_ps)
         for name, value in zip(names, found, strict=True):
             setattr(args, name, value)
     elif missing:
-        given = [name for name in names if name not in missing]
-        why = f": with --{given[0]}, all four are needed" if given else ""
+        given = [name for name in needed if name not in missing]
+        count = "all four" if with_ps else "both"
+        why = f": with --{given[0]}, {count} are needed" if given else ""
         why = why or ", and TF_CONFIG is not set"
         raise ValueError(f"--{missing[0]} is missing{why}")
-    args.ps_hosts, args.worker_hosts = addresses.host_lists(
-        args.ps_hosts, args.worker_hosts
-    )
+    if with_ps:
+        args.ps_hosts, args.worker_hosts = addresses.host_lists(
+            ps_hosts=args.ps_hosts, worker_hosts=args.worker_hosts
+        )
+    else:
+        (args.worker_hosts,) = addresses.host_lists(worker_hosts=args.worker_hosts)
+        args.ps_hosts = []
     hosts = args.ps_hosts if args.job_name == "ps" else args.worker_hosts
     args.address = addresses.of_this_task(args.job_name, args.task_index, hosts)
     slow, workers = len(args.slow_workers), len(args.worker_hosts)
