@@ -21,13 +21,20 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawTextHelpFormatte
 
 
 class _Parser(argparse.ArgumentParser):
+    jobs = ()  # that a task may have
+
     def error(self, message):
         fail(message)
 
 
+def strict(doc):
+    """Returns an argument parser without flags; a mistake is one sentence."""
+    return _Parser(description=doc, formatter_class=_Help, allow_abbrev=False)
+
+
 def parser(scheme, doc):
     """Returns a strict argument parser with the flags that every script has."""
-    new = _Parser(description=doc, formatter_class=_Help, allow_abbrev=False)
+    new = strict(doc)
     add = new.add_argument
     add("--data", default="digits", help="digits, mnist, fashion_mnist or FILE.npz")
     add("--batch_size", type=positive_int, default=32, help="examples per worker")
@@ -47,10 +54,13 @@ def parser(scheme, doc):
     return new
 
 
-def add_cluster_flags(parser):
-    """Adds the flags that tell a task who it is; see `parse` for TF_CONFIG."""
-    add = parser.add_argument
-    add("--job_name", choices=("ps", "worker"), help="what this task is")
+def add_cluster_flags(parser, jobs=("ps", "worker")):
+    """Adds the flags that tell a task who it is; see `parse` for TF_CONFIG.
+
+    A program may have a third job, evaluator, which has no address in the cluster.
+    """
+    add, parser.jobs = parser.add_argument, jobs
+    add("--job_name", choices=jobs, help="what this task is")
     add("--task_index", type=natural, help="which one it is, from 0; worker 0 is chief")
     add("--ps_hosts", help="host:port of every ps, separated by commas")
     add("--worker_hosts", help="host:port of every worker, separated by commas")
@@ -97,7 +107,7 @@ def parse(parser, argv=None):
     args = parser.parse_args(argv)
     if hasattr(args, "job_name"):
         try:
-            _find_cluster(args)
+            _find_cluster(args, parser.jobs)
         except ValueError as error:
             fail(str(error))
     args.logdir = os.path.abspath(args.logdir or _default_logdir(args))
@@ -130,12 +140,14 @@ def _default_logdir(args):
     return f"{name}-{run}"
 
 
-def _find_cluster(args):
+def _find_cluster(args, jobs):
     """Sets who this task is and where all are, from the flags or from TF_CONFIG."""
     names = ("job_name", "task_index", "ps_hosts", "worker_hosts")
     missing = [name for name in names if getattr(args, name) is None]
     if len(missing) == len(names) and os.environ.get("TF_CONFIG"):
         found = addresses.from_tf_config(os.environ["TF_CONFIG"])
+        if found[0] not in jobs:
+            raise ValueError("TF_CONFIG: no evaluator is needed, the chief evaluates")
         for name, value in zip(names, found, strict=True):
             setattr(args, name, value)
     elif missing:
@@ -146,8 +158,9 @@ def _find_cluster(args):
     args.ps_hosts, args.worker_hosts = addresses.host_lists(
         args.ps_hosts, args.worker_hosts
     )
-    hosts = args.ps_hosts if args.job_name == "ps" else args.worker_hosts
-    args.address = addresses.of_this_task(args.job_name, args.task_index, hosts)
+    if args.job_name in ("ps", "worker"):
+        hosts = args.ps_hosts if args.job_name == "ps" else args.worker_hosts
+        args.address = addresses.of_this_task(args.job_name, args.task_index, hosts)
     slow, workers = len(args.slow_workers), len(args.worker_hosts)
     if slow not in (1, workers):
         raise ValueError(f"--slow_workers has {slow} entries for {workers} workers")

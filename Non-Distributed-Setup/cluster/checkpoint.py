@@ -4,10 +4,11 @@ from cluster import tensorflow_v1 as tf
 from cluster.exits import fail
 
 
-def saver(close=(), alive=lambda session: False):
+def saver(close=(), alive=lambda session: False, **options):
     """Returns a saver that runs the operations `close` before it restores anything.
 
     It restores nothing when the model is `alive` on the ps: nothing was lost then.
+    The `options` are those of tf.train.Saver.
     """
 
     class Saver(tf.train.Saver):
@@ -52,4 +53,4 @@ def saver(close=(), alive=lambda session: False):
                     print(f"cannot save: {reason[0]}; training goes on")
                 self.complained = True
 
-    return Saver()
+    return Saver(**options)

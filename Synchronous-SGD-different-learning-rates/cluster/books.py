@@ -152,7 +152,7 @@ class Books:
                 rounds=1,
                 examples=examples,
                 pushed=size(*pushed),
-                pulled=size(pulled),
+                pulled=size(*tf.nest.flatten(pulled)),
             )
             done += self.write(row, applied, applied, staleness)
             one = tf.cast(applied, tf.int64)
