@@ -15,10 +15,12 @@ import sys
 # A family is the scripts that share their sections. `reference` is the folder whose
 # sections the others repeat, `least` how many lines a script must have: the start, loop
 # and end of a cluster are in every script of `ps`, one process has none of that.
-Family = collections.namedtuple("Family", "reference least")
+# `whole` says that it is programs: with modules beside the script, and no parent.
+Family = collections.namedtuple("Family", "reference least whole", defaults=[False])
 FAMILIES = {
     "single": Family("Non-Distributed-Setup", 0),
     "ps": Family("Distributed-Setup", 90),
+    "program": Family("Distributed-MNIST", 90, whole=True),
 }
 
 # In the order in which a reader meets them.
@@ -188,6 +190,16 @@ EXAMPLES = [
         "async",
         "gradient",
         "[Abadi et al. 2016](https://arxiv.org/abs/1605.08695)",
+    ),
+    Example(
+        "Distributed-MNIST",
+        None,
+        "Whole programs",
+        "program",
+        "a whole program, from image files to a model that is served.",
+        "either",
+        "gradients of named variables",
+        "[LeCun et al. 1998](https://doi.org/10.1109/5.726791)",
     ),
 ]
 
