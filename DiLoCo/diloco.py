@@ -35,7 +35,7 @@ from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is firs
 
 def parse_args(argv=None):
     parser = flags.parser("DiLoCo", __doc__)
-    flags.add_cluster_flags(parser, with_ps=False)
+    flags.add_cluster_flags(parser, jobs=["worker"])
     add = parser.add_argument
     add("--window", type=flags.positive_int, default=50, help="T, inner steps")
     add("--weight_decay", type=flags.fraction, default=0.1, help="λ of AdamW")

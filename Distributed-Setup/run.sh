@@ -199,7 +199,7 @@ until=
 exec 2>/dev/null # bash itself would report every killed task
 while :; do
   left=0
-  if declare -F look >/dev/null; then look; fi
+  if declare -F look >/dev/null; then look "$@"; fi
   for ((slot = 0; slot < NUM_PS + NUM_WORKERS; slot++)); do
     pid=${pids[slot]}
     [ -n "$pid" ] || continue
@@ -231,3 +231,4 @@ if [ -z "$until" ]; then
   reason="no end after TIMEOUT=$TIMEOUT s"
   exit 124
 fi
+if declare -F after >/dev/null; then after "$@"; fi

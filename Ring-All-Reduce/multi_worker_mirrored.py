@@ -25,7 +25,7 @@ CALL = 10  # steps of one call, as rounds.Calls has
 def parse_args(argv=None):
     """Returns the checked flags, and leaves the cluster in TF_CONFIG."""
     parser = flags.parser("multi_worker_mirrored", __doc__)
-    flags.add_cluster_flags(parser, with_ps=False)
+    flags.add_cluster_flags(parser, jobs=["worker"])
     args = flags.parse(parser, argv)
     task = {"type": "worker", "index": args.task_index}
     cluster = {"worker": args.worker_hosts}

@@ -35,7 +35,7 @@ from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is firs
 
 def parse_args(argv=None):
     parser = flags.parser("Ring-All-Reduce", __doc__)
-    flags.add_cluster_flags(parser, with_ps=False)
+    flags.add_cluster_flags(parser, jobs=["worker"])
     return flags.parse(parser, argv)
 
 

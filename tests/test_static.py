@@ -96,7 +96,7 @@ def added(tree: Path, before: list[str]) -> list[str]:
 def test_copies_are_in_sync() -> None:
     done = run(sys.executable, "tools/copies.py")
     assert done.returncode == 0, done.stderr
-    diffs = len(EXAMPLES) - 1
+    diffs = sum(example.parent is not None for example in registry.of_family())
     modules = sum(n.startswith("cluster/") for c in COPIED.values() for n in c)
     assert modules > 10 * len(COPIES)
     assert re.fullmatch(
@@ -356,6 +356,21 @@ def test_a_bad_script_is_found(old: str, new: str, finding: str, tree: Path) -> 
     assert finding in "\n".join(added(tree, before))
 
 
+def test_only_a_whole_program_has_modules_beside_its_script(tree: Path) -> None:
+    for folder, known in (("HogWild", False), ("Distributed-MNIST", True)):
+        before = copies.check(tree)[0]
+        (tree / folder / "beside.py").write_text('"""A module of its own."""\n')
+        line = "import cluster.exits\n"
+        script = tree / folder / registry.script_of(folder)
+        for name, wrong in (("beside", not known), ("nowhere", True)):
+            edit(script, BANNER, f"{BANNER}\nimport {name}\n{line}")
+            found = f"imports {name}, which it may not" in "\n".join(
+                added(tree, before)
+            )
+            assert found == wrong, (folder, name)
+            edit(script, f"\nimport {name}\n{line}", "")
+
+
 @pytest.mark.parametrize(
     ("folder", "least"), [("HogWild", 90), ("Non-Distributed-Setup", 0)]
 )
@@ -448,6 +463,7 @@ def test_a_header_may_have_the_functions_that_run_sh_calls(tree: Path) -> None:
     before = copies.check(tree)[0]
     functions = "task_env() { # job index\n  export CUDA_VISIBLE_DEVICES=$2\n}\n"
     functions += "look() { # ten times a second\n  date\n}\n"
+    functions += "after() { # when all went well\n  date\n}\n"
     edit(tree / "HogWild" / "run.sh", copies.MARKER, functions + copies.MARKER)
     assert added(tree, before) == []
 
@@ -932,11 +948,21 @@ def is_printed(message: str, templates: list[Template]) -> bool:
     return False
 
 
-# What the launcher, cluster/ and problem.py print; what argparse says is in its own.
+# What the launcher, cluster/, problem.py and whole programs print; not argparse.
+WHOLE = [
+    REPO / e.folder for e in registry.of_family() if registry.FAMILIES[e.family].whole
+]
 PRINTED = [
     *templates_of_bash((REPO / copies.REFERENCE / "run.sh").read_text()),
     *templates_of_python((REPO / copies.REFERENCE / "problem.py").read_text()),
     *(x for text in MODULES.values() for x in templates_of_python(text)),
+    *(x for f in WHOLE for x in templates_of_bash((f / "run.sh").read_text())),
+    *(
+        x
+        for folder in WHOLE
+        for path in folder.glob("*.py")
+        for x in templates_of_python(path.read_text())
+    ),
 ]
 PARSED = templates_of_python(Path(argparse.__file__).read_text())
 

@@ -15,9 +15,10 @@ import sys
 # A family is the scripts that share their sections. `reference` is the folder whose
 # sections the others repeat, `least` how many lines a script must have: the start, loop
 # and end of a cluster are in every script of `ps`, one process has none of that.
-# `problem` is the folder whose problem.py the others repeat.
+# `problem` is the folder whose problem.py the others repeat. `whole` says that it is
+# programs: with modules beside the script, and no parent.
 Family = collections.namedtuple(
-    "Family", "reference least problem", defaults=["Distributed-Setup"]
+    "Family", "reference least problem whole", defaults=["Distributed-Setup", False]
 )
 FAMILIES = {
     "single": Family("Non-Distributed-Setup", 0),
@@ -25,6 +26,7 @@ FAMILIES = {
     "peers": Family("Ring-All-Reduce", 90),
     "table": Family("Partitioned-Embedding", 90, "Partitioned-Embedding"),  # of rows
     "client": Family("In-Graph-Replication", 90),  # one client for all workers
+    "program": Family("Distributed-MNIST", 90, whole=True),
 }
 
 # In the order in which a reader meets them.
@@ -285,6 +287,16 @@ EXAMPLES = [
         "async",
         "gradient",
         "[Abadi et al. 2016](https://arxiv.org/abs/1605.08695)",
+    ),
+    Example(
+        "Distributed-MNIST",
+        None,
+        "Whole programs",
+        "program",
+        "a whole program, from image files to a model that is served.",
+        "either",
+        "gradients of named variables",
+        "[LeCun et al. 1998](https://doi.org/10.1109/5.726791)",
     ),
 ]
 

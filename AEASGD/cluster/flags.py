@@ -21,6 +21,8 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawTextHelpFormatte
 
 
 class _Parser(argparse.ArgumentParser):
+    jobs = ()  # that a task may have
+
     def error(self, message):
         fail(message)
 
@@ -29,9 +31,14 @@ class _Parser(argparse.ArgumentParser):
 DATA = (["--data"], "digits", "digits, mnist, fashion_mnist or FILE.npz")
 
 
+def strict(doc):
+    """Returns an argument parser without flags; a mistake is one sentence."""
+    return _Parser(description=doc, formatter_class=_Help, allow_abbrev=False)
+
+
 def parser(scheme, doc, data=DATA):
     """Returns a strict argument parser with the flags that every script has."""
-    new = _Parser(description=doc, formatter_class=_Help, allow_abbrev=False)
+    new = strict(doc)
     add = new.add_argument
     add(*data[0], dest="data", default=data[1], help=data[2])
     add("--batch_size", type=positive_int, default=32, help="examples per worker")
@@ -51,17 +58,17 @@ def parser(scheme, doc, data=DATA):
     return new
 
 
-def add_cluster_flags(parser, with_ps=True):
+def add_cluster_flags(parser, jobs=("ps", "worker")):
     """Adds the flags that tell a task who it is; see `parse` for TF_CONFIG.
 
-    In a scheme without ps every task is a worker, and there is no --ps_hosts.
+    In a scheme without ps every task is a worker, and there is no --ps_hosts. A program
+    may have a third job, evaluator, which has no address in the cluster.
     """
-    add = parser.add_argument
-    if with_ps:
-        add("--job_name", choices=("ps", "worker"), help="what this task is")
+    add, parser.jobs = parser.add_argument, jobs
+    only = jobs[0] if len(jobs) == 1 else None
+    add("--job_name", choices=jobs, default=only, help="what this task is")
+    if "ps" in jobs:
         add("--ps_hosts", help="host:port of every ps, separated by commas")
-    else:
-        add("--job_name", choices=["worker"], default="worker", help="what it is")
     add("--task_index", type=natural, help="which one it is, from 0; worker 0 is chief")
     add("--worker_hosts", help="host:port of every worker, separated by commas")
     add(
@@ -109,7 +116,7 @@ def parse(parser, argv=None):
     args = parser.parse_args(argv)
     if hasattr(args, "job_name"):
         try:
-            _find_cluster(args)
+            _find_cluster(args, parser.jobs)
         except ValueError as error:
             fail(str(error))
     args.logdir = os.path.abspath(args.logdir or _default_logdir(args))
@@ -142,14 +149,16 @@ def _default_logdir(args):
     return f"{name}-{run}"
 
 
-def _find_cluster(args):
+def _find_cluster(args, jobs):
     """Sets who this task is and where all are, from the flags or from TF_CONFIG."""
     names = ("job_name", "task_index", "ps_hosts", "worker_hosts")
-    with_ps = hasattr(args, "ps_hosts")
+    with_ps = "ps" in jobs
     needed = names if with_ps else ("task_index", "worker_hosts")
     missing = [name for name in needed if getattr(args, name) is None]
     if len(missing) == len(needed) and os.environ.get("TF_CONFIG"):
         found = addresses.from_tf_config(os.environ["TF_CONFIG"], with_ps)
+        if found[0] not in jobs:
+            raise ValueError("TF_CONFIG: no evaluator is needed, the chief evaluates")
         for name, value in zip(names, found, strict=True):
             setattr(args, name, value)
     elif missing:
@@ -165,8 +174,9 @@ def _find_cluster(args):
     else:
         (args.worker_hosts,) = addresses.host_lists(worker_hosts=args.worker_hosts)
         args.ps_hosts = []
-    hosts = args.ps_hosts if args.job_name == "ps" else args.worker_hosts
-    args.address = addresses.of_this_task(args.job_name, args.task_index, hosts)
+    if args.job_name in ("ps", "worker"):
+        hosts = args.ps_hosts if args.job_name == "ps" else args.worker_hosts
+        args.address = addresses.of_this_task(args.job_name, args.task_index, hosts)
     slow, workers = len(args.slow_workers), len(args.worker_hosts)
     if slow not in (1, workers):
         raise ValueError(f"--slow_workers has {slow} entries for {workers} workers")

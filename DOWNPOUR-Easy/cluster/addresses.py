@@ -36,9 +36,8 @@ def from_tf_config(text, with_ps=True):
             f"TF_CONFIG: {sparse[0]} is a dict (Kubeflow's enableDynamicWorker): every "
             "task must know the addresses of all, as a list"
         )
-    if job == "evaluator":
-        raise ValueError("TF_CONFIG: no evaluator is needed, the chief evaluates")
-    hosts.pop("evaluator", None)  # of another program: not mine
+    # An evaluator has no part in the cluster, whether it is listed or not.
+    listed = hosts.pop("evaluator", None)
     for name in hosts:
         if name not in ("chief", "master", "worker", "ps"):
             raise ValueError(f"TF_CONFIG: the cluster has an unknown job {name!r}")
@@ -46,6 +45,8 @@ def from_tf_config(text, with_ps=True):
         raise ValueError("TF_CONFIG: the cluster has no ps to hold the parameters")
     if hosts.get("ps") and not with_ps:
         raise ValueError("TF_CONFIG: the cluster has a ps, and this scheme has none")
+    if job == "evaluator":
+        hosts[job] = listed or [""]
     if job not in hosts:
         raise ValueError(
             f"TF_CONFIG: the task is of job {job!r}, which the cluster does not have"
@@ -58,7 +59,7 @@ def from_tf_config(text, with_ps=True):
             f"TF_CONFIG: {job} index {index} is not in 0..{len(hosts[job]) - 1}"
         )
     return (
-        "ps" if job == "ps" else "worker",
+        job if job in ("ps", "evaluator") else "worker",
         index + (len(chief) if job == "worker" else 0),
         ",".join(hosts.get("ps", [])),
         ",".join(chief + hosts.get("worker", [])),

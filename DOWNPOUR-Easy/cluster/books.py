@@ -164,7 +164,7 @@ class Books:
         after = [pushed[0]] if seen is None else [pushed[0], seen]
         with tf.device(self.device):
             if sent is None:
-                sent = size(*pushed), size(pulled)
+                sent = size(*pushed), size(*tf.nest.flatten(pulled))
             up, down = sent[0], sent[1]
         # Who has the lock does not wait for another ps.
         after += [count for count in (up, down) if tf.is_tensor(count)]

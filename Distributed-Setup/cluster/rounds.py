@@ -25,16 +25,16 @@ def _wait(after):
     return tf.control_dependencies(tf.nest.flatten(after))
 
 
-def read(center, after=()):
-    """Returns the pieces of the center variable as they are now, each on its ps.
+def read(variables, after=()):
+    """Returns the values of variables, each read where it is: in a pull, its pieces.
 
-    `after` has what the read of each piece waits for.
+    `after` has what the read of each one waits for.
     """
-    pieces = []
-    for i, variable in enumerate(center):
+    values = []
+    for i, variable in enumerate(variables):
         with tf.device(variable.device), _wait(after[i : i + 1]):
-            pieces.append(variable.read_value())
-    return pieces
+            values.append(variable.read_value())
+    return values
 
 
 def pull(center, after=()):
@@ -50,15 +50,16 @@ def push(vector, center):
 
     One message to each ps; what is done with them there is the scheme's update.
     """
-    return send(tf.split(vector, [w.shape.num_elements() for w in center]), center)
+    sizes = [piece.shape.num_elements() for piece in center]
+    return send(tf.split(vector, sizes), center)
 
 
-def send(pieces, center):
-    """Returns tensors, each on the ps that has this part of `center`: the messages."""
+def send(tensors, variables):
+    """Returns the tensors, each on the ps that has the variable of the same place."""
     arrived = []
-    for piece, variable in zip(pieces, center, strict=True):
+    for tensor, variable in zip(tensors, variables, strict=True):
         with tf.device(variable.device):
-            arrived.append(tf.identity(piece))
+            arrived.append(tf.identity(tensor))
     return arrived
 
 
