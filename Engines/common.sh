@@ -82,6 +82,7 @@ default() { # name: what the example's own run.sh has
   sed -n "s/^$1=\${$1:-\([0-9]*\)}\$/\1/p" "$FOLDER/run.sh"
 }
 
+# shellcheck disable=SC2120 # Slurm's run.sh passes some
 check() { # [OPTION ...]: flags and data, once, before anything starts
   local i list ps='' workers='' config
   for ((i = 0; i < TASKS; i++)); do
@@ -214,6 +215,7 @@ engine() { # [EXAMPLE] [OPTION ...]
   given=${BASE_PORT:-}
   ports
   if [ -z "$ALONE" ]; then
+    # shellcheck disable=SC2119
     check
     alone "$@"
   fi
