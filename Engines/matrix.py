@@ -192,6 +192,8 @@ def write_table(cells):
         "seconds from the command to the prompt, the engine's start included (2 cores, "
         "no accelerator, other work on them), or what was wrong; – was not run.\n\n"
         f"{new}\n\n"
+        if cells
+        else "\nNot run yet.\n\n"
     )
     page.write_text(BLOCK.sub(lambda _: text, page.read_text()))
 

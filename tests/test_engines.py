@@ -281,6 +281,7 @@ def test_a_busy_port(tmp_path):
     [
         ("MPI", {"NUM_WORKERS": "16"}, ["16 slots", "17 tasks"]),
         ("Slurm", {"NUM_WORKERS": "8", "NODES": "1"}, ["8 tasks each", "for 9"]),
+        ("Slurm", {"RATES": "0.1 no"}, ["--learning_rate: 'no' is not a number"]),
     ],
 )
 def test_too_few_slots(engine, env, words, tmp_path):

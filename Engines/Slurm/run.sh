@@ -86,21 +86,24 @@ CONF
 }
 
 rehearse() {
-  local job waiter tail status signal rates file=job.sbatch
+  local job waiter tail status signal rate rates file=job.sbatch
   local flags=(--parsable --ntasks="$TASKS" --nodes="1-$NODES")
   # As evenly over the nodes as can be; without this, Slurm fills one node first.
   flags+=(--ntasks-per-node="$(((TASKS + NODES - 1) / NODES))")
   [ "$TASKS" -le $((SLOTS * NODES)) ] ||
     stop 2 "NODES=$NODES virtual nodes take $SLOTS tasks each, which is not enough for $TASKS"
-  daemons
-  sinfo --Node --long
-  unset BASE_PORT # from the job's id, as on a cluster that others use too
-  export ADAPTER=$HERE/adapter.py MAX_RESTARTS
   if [ -n "${RATES:-}" ]; then
     read -r -a rates <<<"$RATES"
     file=sweep.sbatch
     flags+=(--array="0-$((${#rates[@]} - 1))%1")
+    for rate in "${rates[@]}"; do
+      check --learning_rate "$rate"
+    done
   fi
+  daemons
+  sinfo --Node --long
+  unset BASE_PORT # from the job's id, as on a cluster that others use too
+  export ADAPTER=$HERE/adapter.py MAX_RESTARTS
   : >"$LOGDIR/slurm.out"
   job=$(ENGINE_RUN=$RUN sbatch "${flags[@]}" --output="$LOGDIR/slurm.out" --chdir="$LOGDIR" \
     "$HERE/$file" "$SCRIPT" ${OPTIONS[@]+"${OPTIONS[@]}"})
