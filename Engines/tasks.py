@@ -17,7 +17,6 @@ import sys
 FINAL = (1, 2, 3)  # statuses after which another start would end the same way
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, linux/prctl.h
 DRAWN = range(15000, 32000)  # below the ports that the system picks for connections
-LIBC = ctypes.CDLL(None)
 
 
 def fail(sentence, status=2):
@@ -72,8 +71,8 @@ class Again(Ended):
 
 def end_with_parent():
     """Has the system (Linux) send TERM to this process when its parent is gone."""
-    if hasattr(LIBC, "prctl"):
-        LIBC.prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def run(command, environment, tell):
@@ -107,7 +106,8 @@ def run_task(name, command, config=None):
     )
     if status:
         kind = Ended if status in FINAL else Again
-        raise kind(f"{name} ended with status {status}: {last}", status)
+        why = f": {last}" if last else ""
+        raise kind(f"{name} ended with status {status}{why}", status)
 
 
 def check(python, script, options, num_ps, num_workers):

@@ -27,6 +27,8 @@ NAMES = [engine.name for engine in registry.ENGINES]
 # Why an engine cannot be had here, "" if it can; conftest.py says it at the end.
 MISSING = {name: matrix.version(name)[1] for name in NAMES}
 HERE = [name for name in NAMES if not MISSING[name]]
+# A package of Python that run.sh installs itself, see test_engines_python.py.
+PACKAGED = ["Ray"]
 ADAPTERS = sorted(ENGINES.glob("*/adapter.py"))
 # What every run.sh may count on. An engine's own commands are not among them.
 BASE = """awk bash basename cat chmod cp cut date dirname env flock grep head hostname
@@ -78,13 +80,13 @@ def test_adapters_are_short_and_agree():
     for path in ADAPTERS:
         text = texts[str(path)] = path.read_text()
         assert len(text.splitlines()) <= 60, path
-        imported = {name for _, name in copies.imports(text)}
+        imported = {name.partition(".")[0] for _, name in copies.imports(text)}
         assert imported <= sys.stdlib_module_names | {"pyspark", "ray", "tasks"}, path
         assert ast.get_docstring(ast.parse(text)), path
     assert copies.check_functions(texts) == []
 
 
-@pytest.mark.parametrize("engine", NAMES)
+@pytest.mark.parametrize("engine", [name for name in NAMES if name not in PACKAGED])
 def test_an_engine_that_is_not_installed(engine, tmp_path):
     """A sentence that says how to install it and status 3, for a run too."""
     for name in BASE.split():
@@ -296,7 +298,7 @@ def killed(engine, tmp_path, steps=1000, **env):
     options = ["--steps", str(steps), "--slow_workers", "0.004", "--save_seconds", "1"]
     logdir = tmp_path / "run"
     with Rehearsal(engine, logdir, *options, **env) as run:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 240
         while not list(logdir.glob("model.ckpt-[1-9]*.index")):
             assert time.monotonic() < end and run.process.poll() is None, run.output
             time.sleep(0.1)

@@ -267,7 +267,7 @@ def test_fewer_slots_than_tasks(engine, tmp_path):
     missing(engine)
     if engine == "TensorFlowOnSpark" and not launch.THOROUGH:
         pytest.skip("THOROUGH=1 tries it")
-    done = common.run_sh(engine, LOGDIR=str(tmp_path / "run"), SLOTS="2")
+    done = common.run_sh(engine, LOGDIR=str(tmp_path / "run"), SLOTS="2", WAIT="20")
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = [x for x in done.stderr.splitlines() if "3 tasks" in x]
     assert " 2" in line.partition(";")[2] + line.partition(", and")[2]

@@ -351,7 +351,7 @@ ENGINES = [
     ),
     Engine(
         "TensorFlowOnSpark",
-        "TFCluster.run of TensorFlowOnSpark (unmaintained), both input modes.",
+        "its TFCluster.run, both input modes; unmaintained.",
         "`spark-submit`, an executor of Spark per task",
         "nobody: one that fails ends all",
         "`spark-submit ... job.py HogWild/hogwild.py`",

@@ -1,6 +1,6 @@
 """Starts the script of an example as Ray tasks, in the bundles of a placement group.
 
-    PYTHONPATH=Engines:Engines/Ray python Engines/Ray/job.py \\
+    PYTHONPATH=Engines python Engines/Ray/job.py \\
         --num_ps 1 --num_workers 2 HogWild/hogwild.py --steps 200 --logdir /shared/run
 
 Ray decides which machine has which bundle, and reserves all of them or none. It joins
@@ -69,6 +69,8 @@ def main():
     )
     if status:
         tasks.fail(sentence, status)
+    for module in (adapter, tasks):  # goes to Ray's workers with what is called there
+        ray.cloudpickle.register_pickle_by_value(module)
     here = dict(num_cpus=args.local, include_dashboard=False, _temp_dir=args.temp)
     here["object_store_memory"] = 100 * 2**20  # bytes; nothing goes through it
     here["_node_ip_address"] = "127.0.0.1"

@@ -28,7 +28,8 @@ raylets() { # starts RAYLETS nodes, each with an address of its own; sets RAY_AD
     launch "$HERE/.venv/bin/ray" start "${where[@]}" --node-ip-address "127.0.0.$node" \
       --min-worker-port 0 --max-worker-port 0 --num-cpus "$cpus" \
       --object-store-memory 100000000 --block >>"$LOGDIR/ray.log" 2>&1
-    until [ "$node" -gt 1 ] || (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
+    # One after the other: two that start at once choose the same name for a socket.
+    until [ "$(grep -c 'Ray runtime started' "$LOGDIR/ray.log")" -eq "$node" ]; do
       kill -0 $! 2>/dev/null || stop 1 "ray start has failed: see ray.log in $LOGDIR"
       sleep 0.2
     done
@@ -47,11 +48,13 @@ rehearse() {
   unset RAY_ADDRESS
   if [ "$RAYLETS" -gt 1 ]; then
     raylets
-    where=(--strategy SPREAD --wait 30)
+    where=(--strategy SPREAD --wait 120)
   fi
-  PYTHONPATH=$HERE/..:$HERE launch "$ENGINE_PYTHON" "$HERE/job.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" \
+  # Ray's own label of a line goes, "(worker 0 pid=123) ", the task's stays.
+  PYTHONPATH=$HERE/.. launch "$ENGINE_PYTHON" "$HERE/job.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" \
     --max_restarts "$MAX_RESTARTS" --python "$PYTHON" "${where[@]}" \
-    "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"}
+    "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"} \
+    > >(sed -u $'s/^\033\\[[0-9]*m([^)]*)\033\\[0m //') 2> >(sed -u '/ network_util.cc:/d' >&3) # no way out, it says
   follow $!
 }
 

@@ -46,7 +46,9 @@ def main():
     if status:
         tasks.fail(sentence, status)
     count = args.num_ps + args.num_workers
-    conf = SparkConf().set("spark.stage.maxConsecutiveAttempts", 1 + args.max_restarts)
+    starts = 1 + args.max_restarts
+    conf = SparkConf().set("spark.stage.maxConsecutiveAttempts", starts)
+    conf.set("spark.task.maxFailures", starts)  # of local mode: local[slots, starts]
     spark = SparkSession.builder.config(conf=conf).getOrCreate()
     context = spark.sparkContext
     driver.wait_for_slots(context, count, args.wait)
@@ -71,7 +73,7 @@ def main():
         job.cancel()  # the others would wait for this one
         tasks.fail(sentence, status)
     if job.error:
-        said = re.findall(r"RuntimeError: (.* with status (\d+): .*)", str(job.error))
+        said = re.findall(r"RuntimeError: (.* with status (\d+).*)", str(job.error))
         sentence, status = said[-1] if said else (driver.first_line(job.error), 1)
         tasks.fail(sentence, int(status))
     spark.stop()

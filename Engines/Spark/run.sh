@@ -30,7 +30,7 @@ rehearse() {
   [ -z "${GRID:-}" ] || : "${SLOTS:=2}"
   number SLOTS "${SLOTS:=$TASKS}" 1
   quiet
-  MASTER="local[$SLOTS]"
+  MASTER="local[$SLOTS,$((1 + MAX_RESTARTS))]"
   if [ "$SPARK_WORKERS" -gt 0 ]; then
     cluster "$SPARK_WORKERS" $(((SLOTS + SPARK_WORKERS - 1) / SPARK_WORKERS))
   fi
@@ -38,7 +38,7 @@ rehearse() {
     submit "$HERE/sweep.py" --grid "$GRID" --random "${RANDOM_RUNS:-0}" \
       --python "$PYTHON" --logdir "$LOGDIR" "$FOLDER" ${OPTIONS[@]+"${OPTIONS[@]}"}
   else
-    submit "$HERE/barrier.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" \
+    submit "$HERE/barrier.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" --wait 120 \
       --max_restarts "$MAX_RESTARTS" --python "$PYTHON" \
       "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"}
   fi

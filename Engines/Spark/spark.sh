@@ -14,7 +14,7 @@ needs_java() { # Spark 4 runs on Java 17 and newer
 quiet() { # Spark's own messages, addresses and temporary files
   export SPARK_HOME SPARK_LOG=$LOGDIR/spark.log SPARK_LOCAL_DIRS=$SCRATCH
   export SPARK_CONF_DIR=$ROOT/Engines/Spark/conf PYSPARK_PYTHON=$ENGINE_PYTHON
-  export SPARK_LOCAL_IP=127.0.0.1 SPARK_LOCAL_HOSTNAME=localhost
+  export SPARK_LOCAL_IP=127.0.0.1 SPARK_LOCAL_HOSTNAME=localhost TMPDIR=$SCRATCH
   # Nothing in /tmp, and a quick start: these programs of Java compute nothing.
   JVM="-Djava.io.tmpdir=$SCRATCH -XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
   export SPARK_LAUNCHER_OPTS=$JVM SPARK_SUBMIT_OPTS=$JVM SPARK_DAEMON_JAVA_OPTS=$JVM
@@ -27,10 +27,10 @@ cluster() { # WORKERS CORES: a master and so many workers of so many slots; sets
   MASTER=spark://localhost:$port
   export SPARK_WORKER_DIR=$LOGDIR/spark
   launch "$SPARK_HOME/bin/spark-class" org.apache.spark.deploy.master.Master \
-    --host localhost --port "$port" --webui-port 0
+    --host localhost --port "$port" --webui-port 0 2>>"$SPARK_LOG"
   for ((worker = 0; worker < $1; worker++)); do
     launch "$SPARK_HOME/bin/spark-class" org.apache.spark.deploy.worker.Worker "$MASTER" \
-      --host localhost --webui-port 0 --cores "$2" --memory "$((2 * $2))g"
+      --host localhost --webui-port 0 --cores "$2" --memory "$((2 * $2))g" 2>>"$SPARK_LOG"
   done
   launch bash -c "$(declare -f show) && show" # what the executors print, in their files
 }
@@ -54,7 +54,8 @@ sentences() { # the own sentences of $1 go to stderr, all other lines to stdout
   local line
   while IFS= read -r line; do
     case $line in
-      "WARNING: Using incubator modules"*) ;; # Java, of Spark
+      "WARNING: Using incubator modules"*) ;; # of Java
+      "WARNING: All log messages before"* | I0000* | "To enable the following"*) ;; # TensorFlow
       "$1: "*) echo "$line" >&3 ;;
       *) echo "$line" ;;
     esac

@@ -67,7 +67,7 @@ def main():
             raise
     error = TFCluster.tf_status.get("error")
     if error:
-        said = re.findall(r"\('(.* with status (\d+): .*)', \d+\)", error)
+        said = re.findall(r"\('(\w+ \d+ ended with status (\d+).*?)', \d+\)", error)
         sentence, status = said[-1] if said else (error.splitlines()[0], 1)
         tasks.fail(sentence, int(status))
 

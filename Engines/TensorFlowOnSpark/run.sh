@@ -4,7 +4,8 @@
 # INPUT_MODE=SPARK feeds a program of this folder through Spark instead, and beside it
 # reads directly, to compare the two: see README.md.
 # From the environment: NUM_PS, NUM_WORKERS, LOGDIR, TIMEOUT, BASE_PORT, OPEN_PORTS, PYTHON;
-# MAX_RESTARTS (of a task that dies, by Spark); SLOTS (executors; as many as tasks).
+# MAX_RESTARTS (of a task that dies, by Spark); SLOTS (executors; as many as tasks); WAIT
+# (seconds for the executors to come).
 ENGINE=TensorFlowOnSpark
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=Engines/common.sh
@@ -30,7 +31,7 @@ print(os.path.dirname(os.path.dirname(i.find_spec("tensorflow").origin)))' 2>/de
 }
 
 rehearse() {
-  local MASTER files=$HERE/../tasks.py,$HERE/../Spark/driver.py,$HERE/adapter.py
+  local MASTER files=$HERE/../tasks.py,$HERE/../Spark/driver.py,$HERE/adapter.py,$HERE/worker.py
   number MAX_RESTARTS "${MAX_RESTARTS:=0}" 0
   number SLOTS "${SLOTS:=$TASKS}" 1
   tensorflow
@@ -46,14 +47,14 @@ rehearse() {
   export TF_CPP_MIN_LOG_LEVEL=2 PYTHONWARNINGS=ignore
   case ${INPUT_MODE:-TENSORFLOW} in
     SPARK)
-      submit "$HERE/feed.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" --wait 30 \
+      submit "$HERE/feed.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" --wait "${WAIT:=120}" \
         --logdir "$LOGDIR" "$FOLDER" ${OPTIONS[@]+"${OPTIONS[@]}"}
       return
       ;;
     TENSORFLOW) ;;
     *) stop 2 "INPUT_MODE=$INPUT_MODE is neither TENSORFLOW nor SPARK" ;;
   esac
-  submit "$HERE/job.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" --wait 30 \
+  submit "$HERE/job.py" --num_ps "$NUM_PS" --num_workers "$NUM_WORKERS" --wait "${WAIT:=120}" \
     --python "$PYTHON" "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"}
 }
 
