@@ -164,7 +164,7 @@ def test_without_a_bound_it_is_hogwild() -> None:
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_the_staleness_of_a_gradient_is_bounded_too(staleness: int) -> None:
-    """By (2 s + 1)(N − 1); three workers at once, many rounds to a call."""
+    """By (2 s + 1)(N − 1); three workers at once, four rounds to a call."""
     begun, most, lock = [0, 0, 0], [0], threading.Lock()
 
     def jitter(index):
@@ -182,16 +182,16 @@ def test_the_staleness_of_a_gradient_is_bounded_too(staleness: int) -> None:
         return loss
 
     flags = [f"--staleness={staleness}", "--steps=150"]
-    options = dict(streams=[*STREAMS, [2.0]], rounds=10, loss=jittery, num_ps=2)
+    options = dict(streams=[*STREAMS, [2.0]], rounds=4, loss=jittery)
     with Run(SSP, *flags, **options, start=[0.0, 1.0]) as run:
-        made = run.at_once(lambda worker: worker.to_the_end([1, 10]))
+        made = run.at_once(lambda worker: worker.to_the_end([1, 4]))
         table = run.table()
     told = [push for push in itertools.chain(*made) if push.what == rows.APPLIED]
     assert sorted(push.step for push in told) == list(range(1, 151))
     assert max(push.staleness for push in told) <= (2 * staleness + 1) * 2
     # Nobody was ever further ahead; those of the last call that came to nothing aside.
     assert max(table["updates"]) - min(table["updates"]) <= staleness + 1
-    assert 1 <= most[0] <= staleness + 11
+    assert 1 <= most[0] <= staleness + 5
 
 
 # --- Waiting ends -------------------------------------------------------------
