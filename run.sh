@@ -7,7 +7,7 @@ DEFAULT=HogWild
 
 usage() {
   cat <<EOF
-usage: bash run.sh [EXAMPLE] [OPTION ...]
+usage: bash run.sh [EXAMPLE | Engines/ENGINE [EXAMPLE]] [OPTION ...]
 
 Runs an example on this machine, $DEFAULT unless another is named, in an environment
 that is made on first use (.venv, pinned versions, Python 3.10 to 3.13).
@@ -15,7 +15,8 @@ that is made on first use (.venv, pinned versions, Python 3.10 to 3.13).
   bash run.sh                      run $DEFAULT
   bash run.sh AGN --window 8       run another; its options follow its name
   bash run.sh AGN --help           say which options it has
-  bash run.sh --list               name the examples
+  bash run.sh Engines/MPI AGN      start it with another engine than bash
+  bash run.sh --list               name the examples and the engines
   bash run.sh --help               this text
 
 From the environment: PYTHON (the interpreter to build .venv from), VENV (where to
@@ -26,8 +27,9 @@ EOF
 
 names() {
   local path
-  for path in "$ROOT"/*/run.sh; do
-    [[ ! -f $path ]] || basename "$(dirname "$path")"
+  for path in "$ROOT"/*/run.sh "$ROOT"/Engines/*/run.sh; do
+    path=${path#"$ROOT/"}
+    [[ ! -f $ROOT/$path ]] || echo "${path%/run.sh}"
   done
 }
 

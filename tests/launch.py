@@ -108,6 +108,9 @@ def defaults_of(folder: str, workers: int = 2) -> argparse.Namespace:
         hosts = ",".join(f"a:{1 + worker}" for worker in range(workers))
         cluster = ["--job_name=ps", "--task_index=0", "--ps_hosts=b:1"]
         cluster.append(f"--worker_hosts={hosts}")
+    elif folder in registry.folders("peers"):
+        hosts = ",".join(f"a:{1 + worker}" for worker in range(workers))
+        cluster = ["--task_index=0", f"--worker_hosts={hosts}"]
     return load(folder).parse_args(cluster)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import re
@@ -57,7 +58,7 @@ def short(path: Path) -> str:
 
 
 PAGES = files(".md")
-SHELL = [*files(".sh"), REPO / ".ci" / "run"]
+SHELL = [*files(".sh", ".sbatch"), REPO / ".ci" / "run"]
 
 
 def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
@@ -95,7 +96,7 @@ def added(tree: Path, before: list[str]) -> list[str]:
 def test_copies_are_in_sync() -> None:
     done = run(sys.executable, "tools/copies.py")
     assert done.returncode == 0, done.stderr
-    diffs = len(EXAMPLES) - 1
+    diffs = sum(example.parent is not None for example in registry.of_family())
     modules = sum(n.startswith("cluster/") for c in COPIED.values() for n in c)
     assert modules > 10 * len(COPIES)
     assert re.fullmatch(
@@ -222,8 +223,8 @@ def test_registry() -> None:
         assert example.sentence.isascii()  # --list prints to any terminal
         assert len(example.folder + example.sentence) <= 83
     assert [e.folder for e in registry.of_family("ps")] == registry.folders("ps")
-    of_families = [f for name in registry.FAMILIES for f in registry.folders(name)]
-    assert sorted(of_families) == sorted(EXAMPLES)
+    families = [registry.folders(family) for family in registry.FAMILIES]
+    assert sorted(itertools.chain(*families)) == sorted(EXAMPLES)
     assert registry.script_of("DOWNPOUR-Easy") == "downpour_easy.py"
     grouped = [e for _, members in registry.by_group() for e in members]
     assert grouped == registry.EXAMPLES
@@ -252,9 +253,9 @@ def test_a_bad_registry_is_found(change: dict, finding: str) -> None:
 
 
 def test_a_family_without_its_reference_is_found() -> None:
-    examples = [e for e in registry.EXAMPLES if e.family != "single"]
+    examples = [e for e in registry.EXAMPLES if e.folder != "Distributed-Setup"]
     found = copies.registered(REPO, examples)
-    assert "registry: Non-Distributed-Setup is not of family single" in found
+    assert "registry: Distributed-Setup is not of family ps" in found
 
 
 def test_an_unregistered_folder_is_found(tree: Path) -> None:
@@ -355,6 +356,21 @@ def test_a_bad_script_is_found(old: str, new: str, finding: str, tree: Path) -> 
     assert finding in "\n".join(added(tree, before))
 
 
+def test_only_a_whole_program_has_modules_beside_its_script(tree: Path) -> None:
+    for folder, known in (("HogWild", False), ("Distributed-MNIST", True)):
+        before = copies.check(tree)[0]
+        (tree / folder / "beside.py").write_text('"""A module of its own."""\n')
+        line = "import cluster.exits\n"
+        script = tree / folder / registry.script_of(folder)
+        for name, wrong in (("beside", not known), ("nowhere", True)):
+            edit(script, BANNER, f"{BANNER}\nimport {name}\n{line}")
+            found = f"imports {name}, which it may not" in "\n".join(
+                added(tree, before)
+            )
+            assert found == wrong, (folder, name)
+            edit(script, f"\nimport {name}\n{line}", "")
+
+
 @pytest.mark.parametrize(
     ("folder", "least"), [("HogWild", 90), ("Non-Distributed-Setup", 0)]
 )
@@ -447,6 +463,7 @@ def test_a_header_may_have_the_functions_that_run_sh_calls(tree: Path) -> None:
     before = copies.check(tree)[0]
     functions = "task_env() { # job index\n  export CUDA_VISIBLE_DEVICES=$2\n}\n"
     functions += "look() { # ten times a second\n  date\n}\n"
+    functions += "after() { # when all went well\n  date\n}\n"
     edit(tree / "HogWild" / "run.sh", copies.MARKER, functions + copies.MARKER)
     assert added(tree, before) == []
 
@@ -490,7 +507,9 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             page += f"\n## What changes from {toy.parent}\n\n"
             page += "<!-- diff:begin -->\n<!-- diff:end -->\n\n## Reference\n"
         (root / folder / "README.md").write_text(page)
-    (root / "README.md").write_text("<!-- index:begin -->\n<!-- index:end -->\n")
+    blocks = ("index", "engines")
+    page = "".join(f"<!-- {b}:begin -->\n<!-- {b}:end -->\n" for b in blocks)
+    (root / "README.md").write_text(page)
     assert copies.write(root, False, TOYS) == []
     assert copies.check(root, TOYS)[0] == []
     git = ["git", "-C", root, "-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -507,7 +526,7 @@ def test_the_diff_is_generated(small: Path) -> None:
         "-rule = 'Distributed-Setup'\n+rule = 'HogWild'\n```\n<!-- diff:end -->" in page
     )
     index = (small / "README.md").read_text()
-    group, row = index.splitlines()[-4:-2]
+    group, row = index.partition("<!-- index:end -->")[0].splitlines()[-3:-1]
     assert group == "| **Nobody waits** | | | | |"
     paper = "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)"
     assert row == f"| [HogWild](HogWild/) | async | gradient | +1 −1 | {paper} |"
@@ -524,6 +543,7 @@ def test_the_diff_is_generated(small: Path) -> None:
         ("README.md", "| async |", "| sync |", "README.md: what is generated"),
         ("README.md", "index:end", "index", "README.md: wanted once, on lines of"),
         ("README.md", "", "<!-- index:begin -->\n<!-- index:end -->\n", "wanted once"),
+        ("README.md", "<!-- engines:end -->", "", "wanted once"),
     ],
 )
 def test_a_stale_page_is_found(
@@ -783,7 +803,8 @@ def test_pages_exist() -> None:
     assert {"README.md", *(f"{name}/README.md" for name in EXAMPLES)} <= names
 
 
-TEXTS = [*files(".md", ".py", ".sh", ".ipynb", ".toml", ".txt"), REPO / ".ci" / "run"]
+TEXTS = files(".md", ".py", ".sh", ".sbatch", ".ipynb", ".toml", ".txt", ".yaml")
+TEXTS.append(REPO / ".ci" / "run")
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=short)
@@ -927,11 +948,21 @@ def is_printed(message: str, templates: list[Template]) -> bool:
     return False
 
 
-# What the launcher, cluster/ and problem.py print; what argparse says is in its own.
+# What the launcher, cluster/, problem.py and whole programs print; not argparse.
+WHOLE = [
+    REPO / e.folder for e in registry.of_family() if registry.FAMILIES[e.family].whole
+]
 PRINTED = [
     *templates_of_bash((REPO / copies.REFERENCE / "run.sh").read_text()),
     *templates_of_python((REPO / copies.REFERENCE / "problem.py").read_text()),
     *(x for text in MODULES.values() for x in templates_of_python(text)),
+    *(x for f in WHOLE for x in templates_of_bash((f / "run.sh").read_text())),
+    *(
+        x
+        for folder in WHOLE
+        for path in folder.glob("*.py")
+        for x in templates_of_python(path.read_text())
+    ),
 ]
 PARSED = templates_of_python(Path(argparse.__file__).read_text())
 
@@ -1023,7 +1054,7 @@ def test_shell_can_fail() -> None:
         assert BASH_4.search(text)
 
 
-LINTED = ["benchmarks", "tools", "tests", *EXAMPLES]
+LINTED = ["benchmarks", "tools", "tests", "Engines", *EXAMPLES]
 
 
 @pytest.mark.parametrize("command", ["check", "format --check"])
@@ -1162,6 +1193,11 @@ def test_first_and_second_run(fresh: Fresh) -> None:
     assert (second.returncode, len(second.stdout.splitlines())) == (7, 1)
     assert fresh.log.read_text() == ""
     assert fresh.run("--steps", "3").stdout.endswith("|--steps 3\n")
+    engine = fresh.root / "Engines" / "Toy"
+    engine.mkdir(parents=True)
+    (engine / "run.sh").write_text('echo "$PYTHON|$*"\n')
+    done = fresh.run("Engines/Toy/", "HogWild", "--steps", "3")
+    assert done.stdout == f"{fresh.root}/.venv/bin/python|HogWild --steps 3\n"
 
 
 def test_set_up_again_when_something_changed(fresh: Fresh) -> None:
@@ -1263,14 +1299,17 @@ def test_list_and_help() -> None:
     done = run("bash", REPO / "run.sh", "--list", cwd="/")
     assert (done.returncode, done.stderr) == (0, "")
     blocks = done.stdout.rstrip("\n").split("\n\n")
-    for block, (group, members) in zip(blocks, registry.by_group(), strict=True):
+    groups = [(g, [[e.folder, e.sentence] for e in m]) for g, m in registry.by_group()]
+    engines = [[f"Engines/{e.name}", e.sentence] for e in registry.ENGINES]
+    groups.append((registry.ELSEWHERE, engines))
+    for block, (group, members) in zip(blocks, groups, strict=True):
         title, *rows = block.splitlines()
         assert title == group
-        for row, example in zip(rows, members, strict=True):
-            assert row.split(maxsplit=1) == [example.folder, example.sentence]
+        assert [row.split(maxsplit=1) for row in rows] == members
     done = run("bash", REPO / "run.sh", "No\nno", cwd="/")
     names = done.stderr.partition("only: ")[2].strip().split(", ")
-    assert (done.returncode, sorted(names)) == (2, sorted(EXAMPLES))
+    there = [*EXAMPLES, *(name for name, _ in engines)]
+    assert (done.returncode, sorted(names)) == (2, sorted(there))
     done = run("bash", REPO / "run.sh", "Basics-Tutorial", cwd="/")
     assert done.returncode == 2 and "see Basics-Tutorial/README.md" in done.stderr
     done = run("bash", REPO / "run.sh", "--help", cwd="/")

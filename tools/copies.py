@@ -34,14 +34,17 @@ Examples = list[registry.Example]
 
 MARKER = "# --- identical in every example below this line ---\n"
 BANNER = re.compile(r"( *)# --- (\S.*?) (\[algorithm\] )?-{3,}\n")
-# Of run.sh: variables, and two functions that its shared part calls if they are there.
+# Of run.sh: variables, and functions that its shared part calls if they are there.
 HEADER = re.compile(
-    r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS)=\S+( +#.*)?|"
+    r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS|PEERS)=\S+( +#.*)?|"
     r"(MAX_RESTARTS|KILL)=\$\{.*\}( +#.*)?|began=0|"
 )
-HOOKS = re.compile(r"^(?:task_env|look)\(\) \{.*\n(?:(?: .*)?\n)*\}\n", re.M)
+HOOKS = re.compile(r"^(?:task_env|look|after)\(\) \{.*\n(?:(?: .*)?\n)*\}\n", re.M)
 DIFF = re.compile(r"(?<=<!-- diff:begin -->\n).*?(?=<!-- diff:end -->)", re.S)
 INDEX = re.compile(r"(?<=<!-- index:begin -->\n).*?(?=<!-- index:end -->)", re.S)
+ELSEWHERE = re.compile(
+    r"(?<=<!-- engines:begin -->\n).*?(?=<!-- engines:end -->)", re.S
+)
 CALLED = re.compile(r"\bcluster/(\w+)\.py\b")  # in run.sh
 PACKAGES = {*sys.stdlib_module_names, "numpy", "tensorflow"}
 BANNED = ("pkill", "noqa", "parse_known_args", "tf.contrib", "_collections")
@@ -134,10 +137,10 @@ def plan(root: Path, examples: Examples) -> Plan:
 
 def copied(example: registry.Example, plan: Plan) -> dict[str, str]:
     """Returns each file of an example that has an original, and the original's path."""
-    reference, _, problem = registry.FAMILIES[example.family]
+    family = registry.FAMILIES[example.family]
     shared = {
-        script_of(example.folder): f"{reference}/{script_of(reference)}",
-        "problem.py": f"{problem}/problem.py",
+        script_of(example.folder): f"{family.reference}/{script_of(family.reference)}",
+        "problem.py": f"{family.problem}/problem.py",
         "run.sh": f"{REFERENCE}/run.sh",
     }
     for module in sorted(plan.needs[example.folder]):
@@ -304,10 +307,13 @@ def declared(folder: Path) -> set[str]:
     return {re.split(r"[=<>~;\s\[]", line)[0] for line in lines if line[:1] not in "#"}
 
 
-def check_code(where: str, text: str, own: set[str] = frozenset()) -> list[str]:
+def check_code(
+    where: str, text: str, own: set[str] = frozenset(), beside: set[str] = frozenset()
+) -> list[str]:
     """Returns what is wrong with one Python file or launcher of an example.
 
-    `own` are packages that this folder may use, beside those that all may.
+    `own` are packages that this folder may use, beside those that all may, and `beside`
+    the modules of a whole program that lie beside its script.
     """
     folder, _, name = where.partition("/")
     module = name.startswith("cluster/")
@@ -333,6 +339,7 @@ def check_code(where: str, text: str, own: set[str] = frozenset()) -> list[str]:
         elif not module:
             allowed = allowed or wanted == "problem"
             allowed |= package in own and name != script_of(folder)
+            allowed |= wanted in beside
         if not allowed:
             found.append(f"{where}:{line}: imports {wanted}, which it may not")
     return found
@@ -372,11 +379,18 @@ def registered(root: Path, examples: Examples) -> list[str]:
         if example.parent and (parent is None or parent.family is None):
             found.append(f"{where}: no script of {example.parent} stands before it")
         known[example.folder] = example
-    orphans = [e.folder for e in registry.of_family(None, examples) if not e.parent]
+    whole = [name for name, family in registry.FAMILIES.items() if family.whole]
+    orphans = [
+        e.folder
+        for e in registry.of_family(None, examples)
+        if not e.parent and e.family not in whole
+    ]
     if len(orphans) > 1:
         found.append(f"registry: {' and '.join(orphans)} have no parent; one may")
+    used = {example.family for example in examples}
     for name, family in registry.FAMILIES.items():
-        if family.reference not in known or known[family.reference].family != name:
+        there = family.reference in known and known[family.reference].family == name
+        if name in used and not there:
             found.append(f"registry: {family.reference} is not of family {name}")
     return found
 
@@ -395,6 +409,9 @@ def check(root: Path, examples: Examples = registry.EXAMPLES) -> tuple[list[str]
         shared = copied(example, rooms)
         paths = [*(root / folder).glob("*.py"), *(root / folder).glob("cluster/*.py")]
         names = {path.relative_to(root / folder).as_posix() for path in paths}
+        beside = {name[:-3] for name in names if "/" not in name}
+        if not registry.FAMILIES[example.family].whole:
+            beside = set()
         for name in sorted(names | set(shared)):
             where, text = f"{folder}/{name}", read(root / folder / name)
             if not text:
@@ -412,7 +429,7 @@ def check(root: Path, examples: Examples = registry.EXAMPLES) -> tuple[list[str]
                     found += check_script(example, text, original)
                 if "/" not in name and name not in ("problem.py", "run.sh"):
                     scripts[where] = text
-                found += check_code(where, text, declared(root / folder))
+                found += check_code(where, text, declared(root / folder), beside)
             except SyntaxError as error:
                 found.append(f"{where}:{error.lineno}: {error.msg}")
         found += check_rooms(root, folder, rooms.needs[folder])
@@ -475,6 +492,21 @@ def table(examples: Examples, counts: dict[str, str]) -> str:
     return "\n".join(["", *rows, "", ""])
 
 
+def engines() -> str:
+    """Returns the table of the engines in README.md."""
+    rows = [
+        "| engine | what starts the tasks | who restarts them | which command | "
+        "tested with |",
+        "|---|---|---|---|---|",
+    ]
+    for e in registry.ENGINES:
+        link = f"[{e.name}](Engines/{e.name}/)"
+        rows.append(
+            f"| {link} | {e.starts} | {e.restarts} | {e.command} | {e.tested} |"
+        )
+    return "\n".join(["", *rows, "", ""])
+
+
 def generated(root: Path, examples: Examples) -> tuple[dict[Path, str], list[str]]:
     """Returns each README with its generated pieces renewed, and what it lacks."""
     index = root / "README.md"
@@ -502,13 +534,17 @@ def generated(root: Path, examples: Examples) -> tuple[dict[Path, str], list[str
                 f"{folder}/README.md: wanted once, under `{heading.strip()}`, on lines "
                 "of their own: <!-- diff:begin --> and <!-- diff:end -->"
             )
-    new = table(examples, counts)
-    pages[index], places = INDEX.subn(lambda _: new, read(index))
-    if places != 1:
-        found.append(
-            "README.md: wanted once, on lines of their own, around the table of the "
-            "examples: <!-- index:begin --> and <!-- index:end -->"
-        )
+    pages[index] = read(index)
+    for name, block, new in (
+        ("index", INDEX, table(examples, counts)),
+        ("engines", ELSEWHERE, engines()),
+    ):
+        pages[index], places = block.subn(lambda _, new=new: new, pages[index])
+        if places != 1:
+            found.append(
+                "README.md: wanted once, on lines of their own, around a table that is "
+                f"generated: <!-- {name}:begin --> and <!-- {name}:end -->"
+            )
     return pages, found
 
 

@@ -1,6 +1,6 @@
-"""The one list of the examples: `--list`, the README, copies, tests and benchmarks.
+"""The one list of examples and engines: `--list`, README, copies, tests, benchmarks.
 
-    python tools/registry.py --list     prints the examples by group
+    python tools/registry.py --list     prints them by group
 
 An example is a folder. Its script has the folder's name in snake case; a folder without
 a family has no script. A new one gets a line here, and `python tools/copies.py` then
@@ -15,15 +15,18 @@ import sys
 # A family is the scripts that share their sections. `reference` is the folder whose
 # sections the others repeat, `least` how many lines a script must have: the start, loop
 # and end of a cluster are in every script of `ps`, one process has none of that.
-# `problem` is the folder whose problem.py the others repeat.
+# `problem` is the folder whose problem.py the others repeat. `whole` says that it is
+# programs: with modules beside the script, and no parent.
 Family = collections.namedtuple(
-    "Family", "reference least problem", defaults=["Distributed-Setup"]
+    "Family", "reference least problem whole", defaults=["Distributed-Setup", False]
 )
 FAMILIES = {
     "single": Family("Non-Distributed-Setup", 0),
     "ps": Family("Distributed-Setup", 90),
+    "peers": Family("Ring-All-Reduce", 90),
     "table": Family("Partitioned-Embedding", 90, "Partitioned-Embedding"),  # of rows
     "client": Family("In-Graph-Replication", 90),  # one client for all workers
+    "program": Family("Distributed-MNIST", 90, whole=True),
 }
 
 # In the order in which a reader meets them.
@@ -32,6 +35,7 @@ GROUPS = (
     "Nobody waits",
     "Talk less",
     "Wait for each other",
+    "No parameter server",
     "Many devices, a split model",
     "Whole programs",
 )
@@ -95,6 +99,26 @@ EXAMPLES = [
         "[Jiang et al. 2017](https://doi.org/10.1145/3035918.3035933)",
     ),
     Example(
+        "DC-ASGD",
+        "HogWild",
+        "Nobody waits",
+        "ps",
+        "a first-order term repairs what the gradient missed meanwhile.",
+        "async",
+        "gradient, compensated for its delay on the ps",
+        "[Zheng et al. 2017](https://arxiv.org/abs/1609.08326)",
+    ),
+    Example(
+        "Stale-Synchronous-Parallel",
+        "HogWild",
+        "Nobody waits",
+        "ps",
+        "nobody is more than s rounds ahead of the slowest.",
+        "async within a bound",
+        "gradient",
+        "[Ho et al. 2013](https://proceedings.neurips.cc/paper/2013/hash/b7bb35b9c6ca2aee2df08cf09d7016c2-Abstract.html)",
+    ),
+    Example(
         "DOWNPOUR-Easy",
         "HogWild",
         "Talk less",
@@ -145,6 +169,16 @@ EXAMPLES = [
         "[Zhang et al. 2015](https://arxiv.org/abs/1412.6651)",
     ),
     Example(
+        "Gradient-Compression",
+        "HogWild",
+        "Talk less",
+        "ps",
+        "push few bytes, and keep what was left out for the next push.",
+        "async",
+        "gradient as its k largest elements, as signs or as bytes",
+        "[Lin et al. 2018](https://arxiv.org/abs/1712.01887)",
+    ),
+    Example(
         "Synchronous-SGD",
         "HogWild",
         "Wait for each other",
@@ -173,6 +207,36 @@ EXAMPLES = [
         "sync",
         "mean of a window's gradients",
         "–",
+    ),
+    Example(
+        "Ring-All-Reduce",
+        "Synchronous-SGD",
+        "No parameter server",
+        "peers",
+        "no ps, the workers add up their gradients among themselves.",
+        "sync",
+        "pieces of the gradient, from worker to worker",
+        "[Patarasuk & Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)",
+    ),
+    Example(
+        "Local-SGD",
+        "Ring-All-Reduce",
+        "No parameter server",
+        "peers",
+        "every worker trains alone for T steps, then all average their weights.",
+        "sync",
+        "pieces of the weights, every T steps",
+        "[Stich 2019](https://arxiv.org/abs/1805.09767)",
+    ),
+    Example(
+        "DiLoCo",
+        "Local-SGD",
+        "No parameter server",
+        "peers",
+        "AdamW on every worker, Nesterov momentum on what all have moved in T steps.",
+        "sync",
+        "pieces of the movement of T steps, to an outer optimizer",
+        "[Douillard et al. 2023](https://arxiv.org/abs/2311.08105)",
     ),
     Example(
         "Multiple-GPUs-Single-Machine",
@@ -224,6 +288,83 @@ EXAMPLES = [
         "gradient",
         "[Abadi et al. 2016](https://arxiv.org/abs/1605.08695)",
     ),
+    Example(
+        "Distributed-MNIST",
+        None,
+        "Whole programs",
+        "program",
+        "a whole program, from image files to a model that is served.",
+        "either",
+        "gradients of named variables",
+        "[LeCun et al. 1998](https://doi.org/10.1109/5.726791)",
+    ),
+]
+
+# What starts the examples elsewhere: Engines/<name>. `starts` (what starts the tasks),
+# `restarts` (who starts one again), `command` and `tested` (with which version, when)
+# are for the table in README.md.
+ELSEWHERE = "Start it elsewhere"
+Engine = collections.namedtuple(
+    "Engine", "name sentence starts restarts command tested"
+)
+
+ENGINES = [
+    Engine(
+        "Several-Hosts",
+        "a host per task in this one, with links as slow as you like.",
+        "`run.sh`, in a network namespace per task",
+        "`run.sh`, `MAX_RESTARTS` times",
+        "`DELAY=5 RATE=100 bash Engines/Several-Hosts/run.sh AGN`",
+        "iproute2 6.1.0, 2026-11-22",
+    ),
+    Engine(
+        "Slurm",
+        "sbatch and srun, with requeue and a sweep as a job array.",
+        "`srun`, a task per task",
+        "`job.sbatch` requeues the job, `MAX_RESTARTS` times; Slurm, if a node fails",
+        "`sbatch --ntasks=3 job.sbatch ...`",
+        "Slurm 22.05.8, 2026-11-22",
+    ),
+    Engine(
+        "MPI",
+        "Open MPI's mpirun as a launcher.",
+        "`mpirun`, a rank per task",
+        "nobody: one that fails ends all",
+        "`mpirun -n 3 --hostfile hosts python adapter.py ...`",
+        "Open MPI 4.1.4, 2026-11-22",
+    ),
+    Engine(
+        "Kubernetes",
+        "a TFJob, or Jobs and a Service, generated for any example.",
+        "the Training Operator, or the Job controller; a pod per task",
+        "whoever started it, by its exit status",
+        "`kubectl apply -f job.yaml`",
+        "no cluster; schemas of Training Operator 1.9, Kubernetes 1.34, 2026-11-22",
+    ),
+    Engine(
+        "Spark",
+        "a barrier stage of Spark, and many runs at once.",
+        "`spark-submit`, a task of a barrier stage per task",
+        "Spark, all tasks together, from the last checkpoint",
+        "`spark-submit ... barrier.py HogWild/hogwild.py`",
+        "pyspark 4.1.4, 2026-11-22",
+    ),
+    Engine(
+        "TensorFlowOnSpark",
+        "TFCluster.run of TensorFlowOnSpark (unmaintained), both input modes.",
+        "`spark-submit`, an executor of Spark per task",
+        "nobody: one that fails ends all",
+        "`spark-submit ... job.py HogWild/hogwild.py`",
+        "tensorflowonspark 2.2.5 on pyspark 4.1.4, 2026-11-22",
+    ),
+    Engine(
+        "Ray",
+        "a placement group of Ray, a bundle for each task.",
+        "`ray job submit`, a Ray task in each bundle",
+        "Ray, that task, at the same address",
+        "`python job.py HogWild/hogwild.py`",
+        "Ray 2.60.0, 2026-11-22",
+    ),
 ]
 
 
@@ -256,11 +397,15 @@ def by_group(examples=None):
 
 
 def listing():
-    """Returns the examples by group with their sentences, as `--list` prints them."""
-    width = max(len(example.folder) for example in EXAMPLES)
+    """Returns examples and engines by group, as `--list` prints them."""
+    groups = [
+        (g, [(e.folder, e.sentence) for e in members]) for g, members in by_group()
+    ]
+    groups.append((ELSEWHERE, [(f"Engines/{e.name}", e.sentence) for e in ENGINES]))
+    width = max(len(name) for _, rows in groups for name, _ in rows)
     blocks = []
-    for group, members in by_group():
-        lines = [f"  {e.folder:{width}}  {e.sentence}" for e in members]
+    for group, rows in groups:
+        lines = [f"  {name:{width}}  {sentence}" for name, sentence in rows]
         blocks.append("\n".join([group, *lines]))
     return "\n\n".join(blocks)
 

@@ -77,7 +77,8 @@ class Lobby:
                 theirs, owner, quiet = session.run(self.about)
             different = fingerprint.difference(self.said, theirs.decode())
             if different:
-                fail(f"this task is not of the run that ps 0 serves: {different}")
+                job, _ = next(iter(self.serving))
+                fail(f"this task is not of the run that {job} 0 serves: {different}")
             host, _, process = owner.decode().partition(" ")
             # On one host the port was free, so that the one before is gone.
             if host in ("", self.host) or quiet > GONE:

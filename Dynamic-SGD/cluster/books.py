@@ -162,18 +162,20 @@ class Books:
         bytes pushed and pulled, int64 [2], where the shapes do not say.
         """
         after = [pushed[0]] if seen is None else [pushed[0], seen]
+        with tf.device(self.device):
+            if sent is None:
+                sent = size(*pushed), size(*tf.nest.flatten(pulled))
+            up, down = sent[0], sent[1]
+        # Who has the lock does not wait for another ps.
+        after += [count for count in (up, down) if tf.is_tensor(count)]
         with self.locked(after) as (joined, done):
             number = self.step.read_value()
             applied = tf.logical_and(joined, number < self.steps)
             # staleness := updates applied between pull and push
             staleness = tf.zeros_like(number) if seen is None else number - seen
-            row = self.row(staleness=1) * staleness
-            made = dict(updates=1, rounds=1, examples=examples)
-            if sent is None:
-                made.update(pushed=size(*pushed), pulled=size(pulled))
-            else:
-                row += self.row(pushed=1) * sent[0] + self.row(pulled=1) * sent[1]
-            row += self.row(**made)
+            row = self.row(updates=1, rounds=1, examples=examples)
+            row += self.row(pushed=1) * up + self.row(pulled=1) * down
+            row += self.row(staleness=1) * staleness
             done += self.write(row, applied, applied, staleness)
             one = tf.cast(applied, tf.int64)
             done.append(self.step.assign_add(one, read_value=False))

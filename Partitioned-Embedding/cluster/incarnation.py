@@ -1,5 +1,7 @@
 """What the tasks of a run agree on, in variables on the ps. `protocol` calls it.
 
+In a run without ps they are on the chief, and `meeting` calls it.
+
 A run has incarnations: the first start, and one after each restore. What lives on the
 ps beside the model is `temporary`: it belongs to an incarnation. The chief closes the
 old one before it restores, and opens the next one when all is in place; a worker joins
@@ -52,7 +54,8 @@ class Incarnation:
 
     def __init__(self, args):
         self.me, self.workers = args.task_index, addresses.clients(args)
-        self.device = "/job:ps/task:0"
+        tasks = list(addresses.serving(args))
+        self.device = addresses.device(tasks[0])
         none = tf.fill([self.workers], "")
         with tf.device(self.device):
             self.number = temporary("incarnation", tf.zeros([], tf.int64))  # 0: closed
@@ -63,7 +66,7 @@ class Incarnation:
             nothing = tf.fill([self.workers], tf.constant(math.nan, tf.float64))
             self.reports = temporary("reports", nothing)
             self.reason = temporary("reason", tf.constant(""))  # why the run failed
-        self.beats = [beats(task, self.workers) for task in addresses.serving(args)]
+        self.beats = [beats(task, self.workers) for task in tasks]
         # Operations of the scheme: of the chief, of a worker that joins, now and then.
         self.on_open, self.on_join, self.on_beat = [], [], []
 

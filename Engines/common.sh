@@ -1,0 +1,236 @@
+# shellcheck shell=bash
+# Sourced by the run.sh of every engine: what they have in common, kept once, because
+# Engines/ is not copied folder by folder as the examples are.
+#
+# A run.sh sets ENGINE (its name) and HERE (its folder), defines
+#   needs      stops with status 3 and a sentence if the engine is not here: see `have`
+#   version    prints the engine's version, one line
+#   rehearse   starts the tasks with the engine, by `launch` and `follow`
+#   finish     optional: ends what it started in the engine's own way
+# and calls `engine "$@"`. `rehearse` finds these:
+#   EXAMPLE FOLDER SCRIPT   HogWild, its folder, the path of its script
+#   OPTIONS                 array: the script's options, without --logdir
+#   NUM_PS NUM_WORKERS      as given, or as the example's own run.sh has them
+#   TASKS BASE_PORT         their sum; the first of as many free ports in a row
+#   LOGDIR SCRATCH          absolute; a folder that is gone afterwards
+#   PYTHON                  has TensorFlow; `environment` makes one with requirements.txt
+#   ALONE                   not empty in a network of its own; WANTS (set before) is
+#                           an array of more flags of unshare; that network is then a must
+# Exit status: 0 ok, 2 usage, 3 something is missing here, 124 timeout, 130 Ctrl-C,
+# 143 TERM, else what the engine made of the first task that failed.
+set -euo pipefail
+
+exec 3>&2
+ROOT=$(cd "${HERE:?}/../.." && pwd)
+reason='' SCRATCH='' RUN="$$-$RANDOM"
+
+stop() { # status sentence
+  echo "run.sh: $2" >&3
+  exit "$1"
+}
+
+have() { # command how-to-install
+  command -v "$1" >/dev/null || stop 3 "$ENGINE needs the command $1: $2"
+}
+
+number() { # name value least
+  case $2 in
+    '' | *[!0-9]* | ??????????*) stop 2 "$1=$2 is not a whole number" ;;
+  esac
+  [ "$((10#$2))" -ge "$3" ] || stop 2 "$1=$2 must be at least $3"
+}
+
+arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, LOGDIR
+  local name known='' path previous='' argument
+  for path in "$ROOT"/*/run.sh; do
+    name=${path%/run.sh}
+    known+=", ${name##*/}"
+  done
+  EXAMPLE=HogWild
+  if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
+    EXAMPLE=${1#./} EXAMPLE=${EXAMPLE%/}
+    shift
+  fi
+  case "$known, " in
+    *", $EXAMPLE, "*) ;;
+    *) stop 2 "there is no example \"$EXAMPLE\", only: ${known#, }" ;;
+  esac
+  FOLDER=$ROOT/$EXAMPLE
+  SCRIPT=$FOLDER/$(sed -n 's/^SCRIPT=//p' "$FOLDER/run.sh")
+  OPTIONS=()
+  for argument; do
+    if [ "$previous" = --logdir ]; then
+      LOGDIR=$argument previous=
+      continue
+    fi
+    previous=
+    case $argument in
+      -h | --help) exec "$PYTHON" "$SCRIPT" --help ;;
+      --job_name* | --task_index* | --ps_hosts* | --worker_hosts*)
+        stop 2 "$argument: $ENGINE decides it"
+        ;;
+      --logdir=*) LOGDIR=${argument#--logdir=} ;;
+      --logdir) previous=$argument ;;
+      *) OPTIONS+=("$argument") ;;
+    esac
+  done
+  [ -z "$previous" ] || stop 2 "--logdir wants a folder behind it"
+  : "${LOGDIR:=$FOLDER/logdir/$(date +%Y-%m-%d_%H-%M-%S)-$$}"
+}
+
+default() { # name: what the example's own run.sh has
+  sed -n "s/^$1=\${$1:-\([0-9]*\)}\$/\1/p" "$FOLDER/run.sh"
+}
+
+check() { # flags and data, once, before anything starts
+  local i list ps='' workers='' config
+  for ((i = 0; i < TASKS; i++)); do
+    list=", \"localhost:$((BASE_PORT + i))\""
+    if [ "$i" -lt "$NUM_PS" ]; then ps+=$list; else workers+=$list; fi
+  done
+  config="{\"cluster\": {${ps:+\"ps\": [${ps#, }], }\"worker\": [${workers#, }]},"
+  config+=' "task": {"type": "worker", "index": 0}}'
+  TF_CONFIG=$config "$PYTHON" "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"} --check
+}
+
+ports() { # sets BASE_PORT: the one that was given, or one with TASKS - 1 free ones above
+  local i tool=("$PYTHON" "$ROOT/Distributed-Setup/cluster/ports.py" ${ALONE:+up} "$TASKS")
+  if [ -n "${BASE_PORT:-}" ]; then
+    "${tool[@]}" "$BASE_PORT" >/dev/null
+    return
+  fi
+  for ((i = 0; i < 50; i++)); do
+    BASE_PORT=$((15000 + RANDOM % 16000))
+    ! "${tool[@]}" "$BASE_PORT" >/dev/null 2>&1 || return 0
+  done
+  stop 1 "no $TASKS free ports in a row were found"
+}
+
+environment() { # makes .venv of requirements.txt in the engine's folder; sets ENGINE_PYTHON
+  local wanted
+  ENGINE_PYTHON=$HERE/.venv/bin/python
+  [ -z "$ALONE" ] || return 0 # it was made before, where there was a way out
+  exec 8>"$HERE/.venv.lock" # two rehearsals at once: the second waits
+  ! command -v flock >/dev/null || flock 8
+  wanted=$("$PYTHON" -V && cat "$HERE/requirements.txt")
+  if [ "$(cat "$HERE/.venv/stamp" 2>/dev/null)" != "$wanted" ]; then
+    echo "run.sh: makes an environment with $ENGINE's packages (once)"
+    if ! "$PYTHON" -m venv --clear "$HERE/.venv" >&2 ||
+      ! "$ENGINE_PYTHON" -m pip install --quiet --no-input --disable-pip-version-check \
+        -r "$HERE/requirements.txt" >"$HERE/.venv/setup.log" 2>&1; then
+      stop 3 "$ENGINE's packages could not be installed: see Engines/$ENGINE/.venv/setup.log"
+    fi
+    echo "$wanted" >"$HERE/.venv/stamp"
+  fi
+  exec 8>&-
+}
+
+alone() { # ARGUMENTS: starts this script again in a network with nobody else in it
+  # Whoever reaches a port of TensorFlow owns the machine, and most engines' daemons
+  # have open ports too.
+  local network=(unshare --net ${WANTS[@]+"${WANTS[@]}"})
+  [ -n "${WANTS:-}" ] || [ -z "$given${OPEN_PORTS:-}" ] || return 0
+  [ "$(id -u)" -eq 0 ] || network=("${network[@]}" --user --map-root-user)
+  if "${network[@]}" "$PYTHON" "$ROOT/Distributed-Setup/cluster/ports.py" up 2>/dev/null; then
+    export ALONE=$$ LOGDIR PYTHON BASE_PORT=$given
+    exec "${network[@]}" bash ${DEBUG:+-x} "$HERE/run.sh" "$@"
+  fi
+  [ -z "${WANTS:-}" ] || stop 3 \
+    "$ENGINE's rehearsal needs Linux, and root or user namespaces (unshare ${network[*]:1}: refused)"
+  echo "run.sh: no network of its own here: whoever reaches this machine reaches the run"
+}
+
+launch() { # COMMAND ...: starts it in the background, marked as of this run; see `left`
+  ENGINE_RUN=$RUN "$@" &
+}
+
+follow() { # pid: waits for it, TIMEOUT seconds at most, and returns its status
+  while kill -0 "$1" 2>/dev/null; do
+    if [ "$SECONDS" -ge "$TIMEOUT" ]; then
+      reason="no end after TIMEOUT=$TIMEOUT s"
+      exit 124
+    fi
+    sleep 0.1
+  done
+  wait "$1"
+}
+
+left() { # prints the processes of this run, whoever their parents are by now
+  # A process that has just gone makes grep fail.
+  { grep -lsz "^ENGINE_RUN=$RUN\$" /proc/[0-9]*/environ || true; } | cut -d/ -f3
+}
+
+cleanup() {
+  local status=$? signal pids wait
+  trap - EXIT
+  trap '' INT TERM HUP
+  exec 2>/dev/null # bash itself would report every process that is killed
+  if declare -F finish >/dev/null; then finish || true; fi
+  for signal in TERM KILL; do
+    wait=50
+    while pids=$(left) && [ -n "$pids" ] && [ $((wait -= 1)) -gt 0 ]; do
+      # Again and again: one may start another meanwhile.
+      # shellcheck disable=SC2086 # a word is a pid
+      kill "-$signal" $pids || true
+      sleep 0.1
+    done
+  done
+  # shellcheck disable=SC2046
+  kill $(jobs -rp) || true
+  [ -z "$SCRATCH" ] || rm -rf "$SCRATCH"
+  [ -z "$reason" ] || echo "run.sh: $reason" >&3
+  exit "$status"
+}
+
+engine() { # [EXAMPLE] [OPTION ...]
+  local status=0 given
+  case ${1:-} in
+    --version)
+      needs
+      version
+      exit
+      ;;
+    -h | --help)
+      sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$HERE/run.sh"
+      exit
+      ;;
+  esac
+  [ "${ALONE:-}" = "$$" ] || ALONE=
+  if [ -z "${PYTHON:-}" ]; then
+    PYTHON=$ROOT/.venv/bin/python
+    [ -x "$PYTHON" ] || PYTHON=python3
+  fi
+  arguments "$@"
+  : "${NUM_PS:=$(default NUM_PS)}" "${NUM_WORKERS:=$(default NUM_WORKERS)}"
+  number NUM_PS "$NUM_PS" 0
+  number NUM_WORKERS "$NUM_WORKERS" 1
+  number TIMEOUT "${TIMEOUT:=3600}" 1
+  [ -z "${BASE_PORT:-}" ] || number BASE_PORT "$BASE_PORT" 1
+  TASKS=$((NUM_PS + NUM_WORKERS))
+  needs
+  command -v "$PYTHON" >/dev/null || stop 2 "PYTHON=$PYTHON: no such command"
+  export PYTHONDONTWRITEBYTECODE=1 CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"
+  [ ! -e "$HERE/requirements.txt" ] || environment
+  given=${BASE_PORT:-}
+  ports
+  if [ -z "$ALONE" ]; then
+    check
+    alone "$@"
+  fi
+  mkdir -p "$LOGDIR" 2>/dev/null || stop 2 "LOGDIR=$LOGDIR cannot be made"
+  LOGDIR=$(cd "$LOGDIR" && pwd)
+  trap cleanup EXIT
+  trap 'exit 129' HUP
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/engine-XXXXXX")
+  export NUM_PS NUM_WORKERS LOGDIR BASE_PORT
+  echo "run.sh: $ENGINE starts $NUM_PS ps and $NUM_WORKERS workers of $EXAMPLE, logdir $LOGDIR"
+  SECONDS=0
+  rehearse || status=$?
+  if [ "$status" -eq 0 ] && [ ! -s "$LOGDIR/result.json" ]; then
+    reason="$ENGINE ended with status 0, and there is no result.json in $LOGDIR"
+    status=1
+  fi
+  exit "$status"
+}

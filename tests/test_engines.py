@@ -1,0 +1,579 @@
+"""The engines: what can be checked without them, and a run with each that is here.
+
+Engines/matrix.py runs every example under every engine; here is a selection.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import copies
+import launch
+import matrix
+import pytest
+import registry
+
+ENGINES = launch.REPO / "Engines"
+NAMES = [engine.name for engine in registry.ENGINES]
+# Why an engine cannot be had here, "" if it can; conftest.py says it at the end.
+MISSING = {name: matrix.version(name)[1] for name in NAMES}
+HERE = [name for name in NAMES if not MISSING[name]]
+ADAPTERS = sorted(ENGINES.glob("*/adapter.py"))
+# What every run.sh may count on. An engine's own commands are not among them.
+BASE = """awk bash basename cat chmod cp cut date dirname env flock grep head hostname
+id ln ls mkdir mktemp mount mv rm sed seq sh sleep sort tail tee tr uname unshare"""
+
+
+def run_sh(engine, *arguments, **env):
+    """Returns the finished process of an engine's run.sh."""
+    command = ["bash", str(ENGINES / engine / "run.sh"), *arguments]
+    return subprocess.run(
+        command,
+        env=launch.environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def one_sentence(done, status, *words):
+    """Asserts that a process ended with this status and one line that says why."""
+    assert done.returncode == status, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+# --- Without any engine -------------------------------------------------------
+
+
+def test_the_registry_has_every_engine():
+    there = {path.parent.name for path in ENGINES.glob("*/run.sh")}
+    assert there == set(NAMES)
+    for engine in registry.ENGINES:
+        assert engine.sentence.isascii() and engine.sentence.endswith(".")
+        assert len(f"Engines/{engine.name}" + engine.sentence) <= 83
+        page = (ENGINES / engine.name / "README.md").read_text()
+        assert page.startswith(f"# {engine.name}")
+        for heading in (
+            "Who decides what",
+            "Run it",
+            "When a task dies",
+            "On a real cluster",
+        ):
+            assert f"\n## {heading}\n" in page, f"{engine.name}: {heading}"
+
+
+def test_adapters_are_short_and_agree():
+    texts = {}
+    assert len(ADAPTERS) > 1
+    for path in ADAPTERS:
+        text = texts[str(path)] = path.read_text()
+        assert len(text.splitlines()) <= 60, path
+        imported = {name for _, name in copies.imports(text)}
+        assert imported <= sys.stdlib_module_names | {"pyspark", "ray", "tasks"}, path
+        assert ast.get_docstring(ast.parse(text)), path
+    assert copies.check_functions(texts) == []
+
+
+@pytest.mark.parametrize("engine", NAMES)
+def test_an_engine_that_is_not_installed(engine, tmp_path):
+    """A sentence that says how to install it and status 3, for a run too."""
+    for name in BASE.split():
+        if shutil.which(name):
+            (tmp_path / name).symlink_to(shutil.which(name))
+    env = {"PATH": str(tmp_path), "JAVA_HOME": "", "LOGDIR": str(tmp_path / "logdir")}
+    for arguments in (["--version"], ["HogWild", "--steps", "20"]):
+        done = run_sh(engine, *arguments, **env)
+        one_sentence(done, 3, engine, "install")
+    assert not (tmp_path / "logdir").exists()
+
+
+@pytest.mark.parametrize("engine", NAMES)
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        (["Nope"], {}, ["there is no example", "Nope", "HogWild"]),
+        (["HogWild", "--stepz", "3"], {}, ["unrecognized arguments: --stepz 3"]),
+        (["HogWild", "--steps", "no"], {}, ["'no' is not a whole number"]),
+        (["HogWild", "--job_name", "ps"], {}, ["--job_name"]),
+        (["HogWild"], {"NUM_WORKERS": "x"}, ["NUM_WORKERS=x is not a whole number"]),
+        (["HogWild"], {"NUM_WORKERS": "0"}, ["NUM_WORKERS=0 must be at least 1"]),
+        (["HogWild"], {"TIMEOUT": "0"}, ["TIMEOUT=0"]),
+        (["HogWild", "--data", "no.npz"], {}, ["--data no.npz"]),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_wrong_use(engine, arguments, env, words, tmp_path):
+    if MISSING[engine] and engine != "Kubernetes":
+        pytest.skip(MISSING[engine])
+    # Kubernetes' files are written, and so checked, without a cluster too.
+    env = {"LOGDIR": str(tmp_path / "logdir"), "DRY_RUN": "1", **env}
+    done = run_sh(engine, *arguments, **env)
+    one_sentence(done, 2, *words)
+    assert not (tmp_path / "logdir").exists()
+
+
+def adapted(engine, env, arguments=(), path=None):
+    """Returns what an adapter hands to a script: TF_CONFIG and arguments."""
+    code = "import os, sys; print(os.environ['TF_CONFIG']); print(sys.argv[1:])"
+    script = path / "script.py"
+    script.write_text(code)
+    command = [sys.executable, str(ENGINES / engine / "adapter.py"), *arguments]
+    command += [str(script), "--steps", "3"]
+    full = {"PATH": f"{path}:{os.environ['PATH']}", **env}
+    done = subprocess.run(command, env=full, capture_output=True, text=True)
+    if done.returncode:
+        return done.stderr
+    config, rest = done.stdout.splitlines()
+    assert rest == "['--steps', '3']"
+    return json.loads(config)
+
+
+def mpi(
+    rank, size, local, tmp_path, hosts="a slots=2\n# no\nb # one slot\nc slots=9", **env
+):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(hosts)
+    names = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local}
+    env |= {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in names.items()}
+    return adapted("MPI", env, [str(hostfile)], tmp_path)
+
+
+def test_the_adapter_of_mpi(tmp_path):
+    assert mpi(2, 4, 0, tmp_path) == {
+        "cluster": {"ps": ["a:2222"], "worker": ["a:2223", "b:2224", "c:2225"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    got = mpi(1, 3, 1, tmp_path, NUM_PS="2", BASE_PORT="3000")
+    assert got["cluster"] == {"ps": ["a:3000", "a:3001"], "worker": ["b:3002"]}
+    assert got["task"] == {"type": "ps", "index": 1}
+    got = mpi(0, 1, 0, tmp_path, NUM_PS="0")
+    assert got["cluster"] == {"worker": ["a:2222"]}
+    assert "13 ranks and 12 slots" in mpi(0, 13, 0, tmp_path)
+    assert "slot by slot" in mpi(1, 3, 0, tmp_path)
+
+
+def slurm(rank, node, tmp_path, job=7, tasks="2,1", **env):
+    fake = tmp_path / "scontrol"
+    fake.write_text(
+        '#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && echo n1 && echo n2\n'
+    )
+    fake.chmod(0o755)
+    env |= {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(node)}
+    env |= {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": tasks}
+    return adapted("Slurm", {**env, "SLURM_JOB_ID": str(job)}, path=tmp_path)
+
+
+def test_the_adapter_of_slurm(tmp_path):
+    assert slurm(2, 1, tmp_path) == {
+        "cluster": {"ps": ["n1:15448"], "worker": ["n1:15449", "n2:15450"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    got = slurm(3, 1, tmp_path, tasks="2(x2)", NUM_PS="2", BASE_PORT="3000")
+    assert got["cluster"]["worker"] == ["n2:3002", "n2:3003"]
+    assert "in blocks" in slurm(1, 1, tmp_path)
+
+
+def test_jobs_on_one_node_have_ports_of_their_own(tmp_path):
+    """Of any 250 jobs in a row no two have a port in common."""
+    first = [
+        int(slurm(0, 0, tmp_path, job)["cluster"]["ps"][0].rpartition(":")[2])
+        for job in (1, 2, 100, 250, 251)
+    ]
+    assert first[1] - first[0] == 64 and first[4] == first[0]
+    assert all(15000 <= port <= 31000 - 64 for port in first)
+
+
+# --- With the engines that are here -------------------------------------------
+
+
+@pytest.mark.parametrize("engine", NAMES)
+def test_a_run(engine):
+    """Status 0, the right result, nothing left. The matrix has every example."""
+    if MISSING[engine]:
+        pytest.skip(MISSING[engine])
+    done = matrix.cell(engine, "HogWild")
+    assert not done["wrong"], done["output"]
+
+
+@launch.if_thorough
+@pytest.mark.parametrize("engine", NAMES)
+@pytest.mark.parametrize(
+    ("example", "env"),
+    [
+        ("Non-Distributed-Setup", {}),
+        ("Synchronous-SGD", {"NUM_PS": "2", "NUM_WORKERS": "3"}),
+    ],
+)
+def test_more_runs(engine, example, env):
+    if MISSING[engine]:
+        pytest.skip(MISSING[engine])
+    done = matrix.cell(engine, example, **env)
+    assert not done["wrong"], done["output"]
+
+
+class Rehearsal(launch.Launch):
+    """An engine's run.sh that is under way."""
+
+    def __init__(self, engine, logdir, *options, **env):
+        script = ENGINES / engine / "run.sh"
+        options = ["--logdir", str(logdir), *options]
+        command = ["bash", str(script), "HogWild", *options]
+        super().__init__(command, script.parent, LOGDIR="", **env)
+        self.logdir = logdir
+
+    def tasks(self):
+        """Returns every process that was started for this run."""
+        return matrix.processes(str(self.logdir))
+
+    def worker(self, index):
+        """Returns the process of one worker, by the TF_CONFIG that it was given."""
+        for process in self.tasks():
+            task = json.loads(process.environ().get("TF_CONFIG", "{}")).get("task")
+            if task == {"type": "worker", "index": index}:
+                return process
+        raise AssertionError(f"no worker {index} in:\n{self.output}")
+
+
+LONG = ["--steps", "100000", "--slow_workers", "0.01", "--save_seconds", "1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("engine", NAMES)
+def test_interrupted(engine, number, tmp_path):
+    if MISSING[engine]:
+        pytest.skip(MISSING[engine])
+    if number == signal.SIGINT and not launch.THOROUGH:
+        pytest.skip("THOROUGH=1 tries it")
+    with Rehearsal(engine, tmp_path / "run", *LONG, TMPDIR=str(tmp_path)) as run:
+        run.wait_for("  loss ")
+        run.process.send_signal(number)
+        assert run.wait(30) == 128 + number, run.output
+        end = time.monotonic() + 5
+        while run.tasks() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not run.tasks()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_busy_port(tmp_path):
+    if MISSING["MPI"]:
+        pytest.skip(MISSING["MPI"])
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = run_sh("MPI", "HogWild", LOGDIR=str(tmp_path / "run"), BASE_PORT=port)
+    one_sentence(done, 2, f"port {port} is in use")
+
+
+@pytest.mark.parametrize(
+    ("engine", "env", "words"),
+    [
+        ("MPI", {"NUM_WORKERS": "16"}, ["16 slots", "17 tasks"]),
+        ("Slurm", {"NUM_WORKERS": "8", "NODES": "1"}, ["8 tasks each", "for 9"]),
+    ],
+)
+def test_too_few_slots(engine, env, words, tmp_path):
+    if MISSING[engine]:
+        pytest.skip(MISSING[engine])
+    done = run_sh(engine, "HogWild", LOGDIR=str(tmp_path / "run"), **env)
+    one_sentence(done, 2, *words)
+
+
+def killed(engine, tmp_path, steps=1000, **env):
+    """Kills worker 1 once there is a checkpoint; returns the run, which has ended."""
+    options = ["--steps", str(steps), "--slow_workers", "0.004", "--save_seconds", "1"]
+    logdir = tmp_path / "run"
+    with Rehearsal(engine, logdir, *options, **env) as run:
+        end = time.monotonic() + 120
+        while not list(logdir.glob("model.ckpt-[1-9]*.index")):
+            assert time.monotonic() < end and run.process.poll() is None, run.output
+            time.sleep(0.1)
+        run.worker(1).kill()
+        run.status = run.wait(180)
+        assert not run.tasks()
+    return run
+
+
+@launch.if_thorough
+def test_slurm_requeues_a_job_whose_task_was_killed(tmp_path):
+    if MISSING["Slurm"]:
+        pytest.skip(MISSING["Slurm"])
+    run = killed("Slurm", tmp_path, MAX_RESTARTS="1")
+    assert run.status == 0, run.output
+    assert "status 137; requeued, restart 1 of 1" in run.output
+    assert re.search(r"resumes from global step [1-9]", run.output)
+    assert launch.result(run.logdir)["global_steps"] == 1000
+
+
+@launch.if_thorough
+@pytest.mark.parametrize("engine", ["MPI", "Slurm"])
+def test_without_a_restart_a_killed_task_ends_the_run(engine, tmp_path):
+    if MISSING[engine]:
+        pytest.skip(MISSING[engine])
+    run = killed(engine, tmp_path)
+    assert run.status == 137, run.output
+    assert not (run.logdir / "result.json").exists()
+
+
+@launch.if_thorough
+def test_a_sweep_of_slurm(tmp_path):
+    if MISSING["Slurm"]:
+        pytest.skip(MISSING["Slurm"])
+    options = ["--steps", "100", "--logdir", str(tmp_path / "run")]
+    done = run_sh("Slurm", "HogWild", *options, RATES="0.01 0.3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    best, other = done.stdout.splitlines()[-2:]
+    assert best.endswith("learning rate 0.3") and other.endswith("learning rate 0.01")
+    for rate in ("0.01", "0.3"):
+        assert launch.result(tmp_path / "run" / rate)["flags"][
+            "learning_rate"
+        ] == float(rate)
+
+
+# --- Several-Hosts ------------------------------------------------------------
+
+
+def test_the_adapter_of_several_hosts(tmp_path):
+    me = socket.gethostname()
+    got = adapted("Several-Hosts", {"HOSTS": f"p {me} b"}, path=tmp_path)
+    assert got == {
+        "cluster": {"ps": ["p:2222"], "worker": [f"{me}:2222", "b:2222"]},
+        "task": {"type": "worker", "index": 0},
+    }
+    env = {"HOSTS": f"p {me} b", "NUM_PS": "2", "PORT": "99"}
+    got = adapted("Several-Hosts", env, path=tmp_path)
+    assert got["cluster"]["worker"] == ["b:99"]
+    assert got["task"] == {"type": "ps", "index": 1}
+    assert "is not in HOSTS=p b" in adapted(
+        "Several-Hosts", {"HOSTS": "p b"}, path=tmp_path
+    )
+
+
+@launch.if_thorough
+def test_hosts_behind_a_slow_link():
+    """A round trip takes twice the delay: so many rounds cannot be faster."""
+    if MISSING["Several-Hosts"]:
+        pytest.skip(MISSING["Several-Hosts"])
+    env = {"DELAY": "20", "RATE": "100", "NUM_WORKERS": "1"}
+    done = matrix.cell("Several-Hosts", "HogWild", steps=100, **env)
+    assert not done["wrong"], done["output"]
+    (rate,) = re.findall(r"global steps in .* \((\d+) steps/s", done["output"])
+    assert int(rate) < 1 / 0.040
+
+
+@launch.if_thorough
+def test_a_host_that_is_made_again(tmp_path):
+    if MISSING["Several-Hosts"]:
+        pytest.skip(MISSING["Several-Hosts"])
+    run = killed("Several-Hosts", tmp_path, MAX_RESTARTS="1")
+    assert run.status == 0, run.output
+    assert "worker1 ended with status 137; restart 1 of 1" in run.output
+    assert launch.result(run.logdir)["global_steps"] == 1000
+
+
+# --- Kubernetes ---------------------------------------------------------------
+
+KUBERNETES = ENGINES / "Kubernetes"
+FILES = {"hogwild-tfjob.yaml": "tfjob", "hogwild-jobs.yaml": "jobs"}
+FILES["pytorchjob.yaml"] = "pytorchjob"
+
+
+@pytest.fixture(scope="module")
+def kubernetes():
+    """Returns a Python that has what Kubernetes/requirements.txt names."""
+    done = run_sh("Kubernetes", "HogWild", "--steps", "100", DRY_RUN="1")
+    if done.returncode == 3:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    assert "kind: TFJob" in done.stdout and "- --steps" in done.stdout
+    return str(KUBERNETES / ".venv" / "bin" / "python")
+
+
+def program(python, name, *arguments, **options):
+    """Returns a finished program of the folder Kubernetes."""
+    command = [python, str(KUBERNETES / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def test_kubernetes_files_are_those_of_the_generator(kubernetes):
+    for name, kind in FILES.items():
+        text = program(kubernetes, "generate.py", "HogWild", "--kind", kind).stdout
+        kept = (KUBERNETES / name).read_text()
+        assert text.partition("\n")[2] == kept.partition("\n")[2], name
+
+
+@pytest.mark.parametrize("kind", ["tfjob", "jobs"])
+def test_kubernetes_files_of_every_example(kind, kubernetes):
+    """Checked offline: against the operator's models and Kubernetes' schemas."""
+    texts = []
+    for example in registry.folders():
+        sizes = [("1", "2")]
+        if example in registry.folders("single"):
+            sizes = [("0", "1")]
+        elif example == "HogWild":
+            sizes += [("2", "4"), ("1", "1")]
+        for ps, workers in sizes:
+            tasks = ["--ps", ps, "--workers", workers]
+            done = program(kubernetes, "generate.py", example, "--kind", kind, *tasks)
+            assert done.returncode == 0, done.stderr
+            texts.append(done.stdout)
+    done = program(kubernetes, "validate.py", "-", input="---\n".join(texts))
+    assert done.returncode == 0, done.stderr
+
+
+WRONG = {
+    "cleanPodPolicy: Running": ("cleanPodPolicy: Some", "'Some' is not one of"),
+    "  runPolicy:": ("  runPolcy:", "unknown field runPolcy"),
+    "      replicas: 1": ("      replicas: '1'", "'1' is not a int"),
+    "    Chief:\n      replicas: 1": ("    Chief:\n      replicas: 2", "can be one"),
+    "    PS:": ("    Server:", "Server: not one of"),
+    "restartPolicy: ExitCode": ("restartPolicy: Exit", "'Exit' is unknown"),
+    "- name: tensorflow": ("- name: main", "no container is named tensorflow"),
+    "automountServiceAccountToken": ("automountToken", "automountToken"),
+    "containerPort: 2222": ("containerPort: tf", "'tf' is not"),
+    "TFJob\nmetadata:\n  name: h": ("TFJob\nmetadata:\n  name: 1h", "of a host's name"),
+    "activeDeadlineSeconds: 86400": ("activeDeadline: 1", "unknown field activeDead"),
+    "accessModes:": ("accessMode:", "accessMode"),
+    "policyTypes:": ("policyType:", "policyType"),
+    "kind: NetworkPolicy": ("kind: NetworkPolice", "NetworkPolice"),
+    "apiVersion: v1\n": ("", "no apiVersion and kind"),
+    "kind: TFJob": ("kind TFJob", "no apiVersion and kind"),
+}
+
+
+@pytest.mark.parametrize("old", WRONG)
+def test_wrong_kubernetes_files_are_refused(old, kubernetes, tmp_path):
+    new, said = WRONG[old]
+    text = (KUBERNETES / "hogwild-tfjob.yaml").read_text()
+    assert old in text
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text.replace(old, new, 1))
+    done = program(kubernetes, "validate.py", str(path))
+    assert done.returncode == 1 and said in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_jobs_get_a_tf_config_that_the_script_takes(kubernetes):
+    """Each pod's, with the index put in as the kubelet does."""
+    flags = ["--kind", "jobs", "--ps", "2", "--workers", "3"]
+    text = program(kubernetes, "generate.py", "HogWild", *flags).stdout
+    configs = re.findall(r"value: '(\{.*\})'", text)
+    assert len(configs) == 3
+    roles = []
+    for config in configs:
+        job = re.search(r'"type": "(\w+)"', config)[1]
+        hosts = json.loads(config.replace("$(INDEX)", "0"))["cluster"][job]
+        for index, host in enumerate(hosts):
+            assert host == f"hogwild-{job}-{index}.hogwild:2222"
+            full = config.replace("$(INDEX)", str(index))
+            launch.reference()
+            from cluster import addresses
+
+            roles.append(addresses.from_tf_config(full)[:2])
+            assert addresses.from_tf_config(full)[2].count(",") == 1
+    assert roles == [("worker", 0), ("ps", 0), ("ps", 1), ("worker", 1), ("worker", 2)]
+
+
+def test_the_exit_codes_of_kubernetes(kubernetes):
+    """What is final, and where the chief's log directory is: advice that is kept."""
+    code = "import json, sys, yaml; "
+    code += "json.dump([*yaml.safe_load_all(sys.stdin)], sys.stdout)"
+
+    def objects(kind):
+        text = program(kubernetes, "generate.py", "AGN", "--kind", kind).stdout
+        done = subprocess.run(
+            [kubernetes, "-c", code], input=text, capture_output=True, text=True
+        )
+        return {one["kind"]: one for one in json.loads(done.stdout)}
+
+    spec = objects("tfjob")["TFJob"]["spec"]
+    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
+    for name, replica in spec["tfReplicaSpecs"].items():
+        assert replica["restartPolicy"] == "ExitCode"
+        pod = replica["template"]["spec"]
+        assert "--logdir=/logs/agn" in pod["containers"][0]["command"]
+        (volume,) = pod["volumes"]
+        assert ("persistentVolumeClaim" in volume) == (name == "Chief")
+    found = objects("jobs")
+    (final, evicted) = found["Job"]["spec"]["podFailurePolicy"]["rules"]
+    launch.reference()
+    from cluster import exits
+
+    assert final["onExitCodes"]["values"] == [1, 2, 3] and exits.AGAIN >= 128
+    assert evicted["action"] == "Ignore"
+    (rule,) = found["NetworkPolicy"]["spec"]["ingress"]
+    label = {"app.kubernetes.io/instance": "agn"}
+    assert rule["from"] == [{"podSelector": {"matchLabels": label}}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--name", "A_b"], "--name 'A_b'"),
+        (["--ps", "0"], "workers meet at a ps"),
+        (["--workers", "0"], "--workers 0"),
+        (["--kind", "pytorchjob", "--workers", "1"], "a master and at least one"),
+        (["--", "--logdir", "x"], "--logdir"),
+    ],
+)
+def test_wrong_use_of_the_generator(arguments, said, kubernetes):
+    done = program(kubernetes, "generate.py", "HogWild", *arguments)
+    assert done.returncode == 2 and said in done.stderr.splitlines()[-1]
+
+
+KUBECTL = """#!/usr/bin/env bash
+echo "$*" >>"$(dirname "$0")/said"
+case $* in
+  *" get pods "*"--output name") echo pod/hogwild-ps-0; echo pod/hogwild-chief-0 ;;
+  *" get pod/hogwild-chief-0 "*phase*) echo "${PHASE:-Succeeded}" ;;
+  *" get pod/hogwild-chief-0 "*exitCode*) echo "${CODE:-0}" ;;
+  *" logs "*) echo "test accuracy 0.9 after 100 global steps" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "status"),
+    [({}, 0), ({"PHASE": "Failed", "CODE": "2"}, 2), ({"PHASE": "Pending"}, 124)],
+)
+def test_the_commands_of_kubernetes(env, status, kubernetes, tmp_path):
+    """With a stand-in for kubectl: applied, followed to its end, deleted."""
+    fake = tmp_path / "kubectl"
+    fake.write_text(KUBECTL)
+    fake.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = {"PATH": path, "TMPDIR": str(tmp_path), "TIMEOUT": "3", **env}
+    done = run_sh("Kubernetes", "HogWild", LOGDIR=str(tmp_path / "run"), **env)
+    assert done.returncode == status, done.stdout + done.stderr
+    said = (tmp_path / "said").read_text().splitlines()
+    assert any(" apply --filename " in line for line in said)
+    assert "delete --ignore-not-found tfjob,networkpolicies,services" in said[-1]
+    assert ("test accuracy" in done.stdout) == (status != 124)
+    assert {path.name for path in tmp_path.iterdir()} == {"kubectl", "said", "run"}
+
+
+def test_the_notebook_of_kubernetes_runs_without_a_cluster(kubernetes, tmp_path):
+    cells = json.loads((KUBERNETES / "Kubernetes.ipynb").read_text())["cells"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    assert all("error" != o["output_type"] for c in cells for o in c.get("outputs", []))
+    done = subprocess.run(
+        [kubernetes, "-c", "\n".join(code)],
+        cwd=KUBERNETES,
+        env={"PATH": str(tmp_path)},  # no kubectl
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for command in ("apply", "get tfjobs", "get pods", "describe", "logs", "delete"):
+        assert f"$ kubectl {command}" in done.stdout
