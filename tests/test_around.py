@@ -20,6 +20,7 @@ import launch
 import numpy as np
 import pytest
 import rules
+import test_inputs
 from harness import STREAMS, account, books, rounds, rows, servers, tf
 from launch import LINE, REPO, copy_of, result, run_sh
 
@@ -599,6 +600,16 @@ def test_a_table_that_does_not_fit_is_one_sentence(tmp_path) -> None:
     words = "a table of 2000002000 x 64 on 2 ps, 2 of them on localhost, needs 512.0 GB"
     assert len(run.lines) == 1 and words in run.output, run.output
     assert not (copy / "logdir").exists()
+
+
+@pytest.mark.parametrize("folder", [IN_GRAPH, SPLIT, TABLE])
+def test_every_script_refuses_wrong_flags(folder, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    module = script_of(folder)
+    for changes, words in test_inputs.MISTAKES:
+        with pytest.raises(SystemExit) as end:
+            module.parse_args(test_inputs.flags(changes))
+        test_inputs.check(end.value.code, capsys.readouterr().err, words)
 
 
 # --- As processes -------------------------------------------------------------

@@ -57,7 +57,7 @@ def units_of(step_stats):
         start = max(start, over.get(stage, 0))
         found.append(Unit(kind, int(stage), int(m), start, end))
         over[stage] = end
-    first = min(unit.start for unit in found)
+    first = min((unit.start for unit in found), default=0)
     return [
         unit._replace(start=(unit.start - first) / 1e6, end=(unit.end - first) / 1e6)
         for unit in sorted(found, key=lambda unit: unit.start)
@@ -66,11 +66,13 @@ def units_of(step_stats):
 
 def span(units):
     """Returns the seconds from the first unit's start to the last one's end."""
-    return max(unit.end for unit in units) - min(unit.start for unit in units)
+    return max((unit.end for unit in units), default=0.0)
 
 
 def bubble(units):
-    """Returns the share of the stages' time in which they had nothing to do."""
+    """Returns the share of the stages' time with nothing to do; None without units."""
+    if not units:  # another TensorFlow may call its operations otherwise
+        return None
     stages = {unit.stage for unit in units}
     busy = sum(unit.end - unit.start for unit in units)
     return 1 - busy / (len(stages) * span(units))
