@@ -485,6 +485,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     families = {toy.family: registry.FAMILIES[toy.family] for toy in TOYS}
     monkeypatch.setattr(registry, "FAMILIES", families)
     root = tmp_path / "small"
+    families = {toy.family: registry.FAMILIES[toy.family] for toy in TOYS}
+    monkeypatch.setattr(registry, "FAMILIES", families)
     for toy in TOYS:
         folder, name = toy.folder, registry.script_of(toy.folder)
         (root / folder / "cluster").mkdir(parents=True)
