@@ -27,7 +27,7 @@ import notes
 import optimizers
 import pipeline
 import placement
-import prepare
+import supply
 from cluster import (
     barrier,
     checkpoint,
@@ -122,10 +122,10 @@ def graph(args, center, kept, step, move, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    start.begin(args, prepare.For(args), name=f"{args.job_name}-{me}")
+    start.begin(args, supply.For(args), name=f"{args.job_name}-{me}")
 
     if args.job_name != "ps":
-        index = flags.data(prepare.For(args), args, workers)
+        index = flags.data(supply.For(args), args, workers)
         args.steps = args.steps or ending.steps_of(args, index)
         model = models.build(args, index)
     if args.job_name == "evaluator":

@@ -15,8 +15,8 @@ import evaluate
 import models
 import notes
 import pictures
-import prepare
 import records
+import supply
 from cluster import exits, flags
 from cluster import tensorflow_v1 as tf
 
@@ -95,7 +95,7 @@ def main():
         exits.fail(f"{given.logdir} has no result.json of a run that has ended")
     args.logdir = given.logdir
     try:
-        index = prepare.For(args).load(args.data, args.task_index + 1)
+        index = supply.For(args).load(args.data, args.task_index + 1)
         path, step = write(args, index, given.folder)
     except (ValueError, FileExistsError) as error:
         exits.fail(str(error))

@@ -17,7 +17,6 @@ import time
 
 import numpy as np
 
-import pipeline
 import records
 import sources
 from cluster import exits, flags
@@ -49,6 +48,12 @@ def write(source, folder, shards=8, validation=0.1, say=print):
     about |= {"shape": list(source.shape), "version": records.VERSION, "shards": shards}
     with _Folder(folder, about):
         total, done, began, files = sum(about["splits"].values()), 0, time.time(), {}
+
+        def tell(done):
+            rate = max(done, 1) / max(time.time() - began, 1e-6)
+            left = (total - done) / rate
+            say(f"{done}/{total} images  {rate:.0f} images/s  {left:.0f} s left")
+
         for split, (function, chosen, number) in parts.items():
             files[split] = []
             for shard in range(number if len(chosen) else 0):
@@ -56,12 +61,10 @@ def write(source, folder, shards=8, validation=0.1, say=print):
                 mine = chosen[shard::number]
                 path = os.path.join(folder, name)
                 if not os.path.exists(path):
-                    _write_file(path, function, mine)
+                    _write_file(path, function, mine, lambda row, d=done: tell(d + row))
                 files[split].append(_entry(path, len(mine)))
                 done += len(mine)
-                rate = done / max(time.time() - began, 1e-6)
-                left = (total - done) / rate
-                say(f"{done}/{total} images  {rate:.0f} images/s  {left:.0f} s left")
+                tell(done)
         about["splits"] = files
         path = os.path.join(folder, records.INDEX)
         with open(path + ".part", "w") as file:
@@ -71,10 +74,12 @@ def write(source, folder, shards=8, validation=0.1, say=print):
     return records.read_index(folder)
 
 
-def _write_file(path, function, chosen):
+def _write_file(path, function, chosen, tell):
     with tf.io.TFRecordWriter(path + ".part") as writer:
-        for row in chosen:
+        for number, row in enumerate(chosen, 1):
             writer.write(records.example(*function(row), int(row)))
+            if number % 1000 == 0:
+                tell(number)
     os.replace(path + ".part", path)
 
 
@@ -114,50 +119,16 @@ class _Folder:
         self.file.close()
 
 
-class For:
-    """The data of a task, as `cluster.flags.data` asks a problem for it."""
+def seldom(say, seconds=5):
+    """Returns a function that passes a text on to `say` every so many seconds."""
+    last = [time.time()]
 
-    def __init__(self, args):
-        self.args = args
+    def maybe(text):
+        if time.time() - last[0] > seconds:
+            last[0] = time.time()
+            say(text)
 
-    def load(self, name, workers):
-        """Returns the Index of --data, its files checked; notes its checksum in args.
-
-        What is not records yet becomes some, in LOGDIR/records; with --check it is only
-        looked at. Raises ValueError with what is wrong.
-        """
-        args, folder = self.args, name
-        if os.path.exists(os.path.join(name, PLAN)):
-            raise ValueError("not all is written: prepare.py, called again, goes on")
-        if not records.are_there(name):
-            folder = os.path.join(args.logdir, "records")
-            if args.check and not records.are_there(folder):
-                return sources.check(name)
-            os.makedirs(args.logdir, exist_ok=True)
-            # Of several tasks of a machine one writes; the others wait for it.
-            with open(folder + ".lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not records.are_there(folder):
-                    write(sources.source_of(name), folder, say=lambda text: None)
-                    print(f"prepared {name} as records in {folder}")
-        index = records.read_index(folder)
-        records.check(index, self._mine(index, workers))
-        args.data_checksum = index.checksum
-        return index
-
-    def _mine(self, index, workers):
-        """Returns the files that this task reads: all with --check."""
-        args, splits = self.args, index.splits
-        if args.check:
-            return [entry for files in splits.values() for entry in files]
-        if args.job_name == "evaluator":
-            return splits["test"]
-        own, left, size = pipeline.share(splits["train"], args.task_index, workers)
-        if not size:
-            images = records.count(splits["train"])
-            raise ValueError(f"{images} training images for {workers} workers")
-        held = splits["validation"] + splits["test"]
-        return own + left + held * (args.task_index == 0)
+    return maybe
 
 
 def main():
@@ -171,18 +142,19 @@ def main():
     add("--test", type=flags.fraction, default=0.2, help="share of a folder's images")
     args = parser.parse_args()
     records.quiet()
-    last = [0.0]
 
-    def say(text):
-        if sys.stderr.isatty():
-            print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
-        elif time.time() - last[0] > 2:
-            last[0] = time.time()
-            print(text, file=sys.stderr, flush=True)
+    def draw(text):
+        print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
 
+    def line(text):
+        print(text, file=sys.stderr, flush=True)
+
+    say = draw if sys.stderr.isatty() else seldom(line)
     try:
         source = sources.source_of(args.source, args.size, args.test)
         index = write(source, args.folder, args.shards, args.validation, say)
+        if say is draw:
+            draw("")
     except ValueError as error:
         exits.fail(f"{args.source}: {error}")
     except (OSError, tf.errors.OpError) as error:
