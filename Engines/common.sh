@@ -79,10 +79,12 @@ arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, L
 }
 
 default() { # name: what the example's own run.sh has
-  sed -n -e "s/^$1=\${$1:-\([0-9]*\)}\$/\1/p" -e "s/^$1=\([0-9][0-9]*\)\$/\1/p" "$FOLDER/run.sh"
+  # ${NUM_PS:-1}, or a bare number where there is no choice.
+  sed -n "s/^$1=[^0-9]*\([0-9]*\)}\{0,1\}\$/\1/p" "$FOLDER/run.sh"
 }
 
-check() { # flags and data, once, before anything starts
+# shellcheck disable=SC2120 # Slurm's run.sh passes some
+check() { # [OPTION ...]: flags and data, once, before anything starts
   local i list ps='' workers='' config
   for ((i = 0; i < TASKS; i++)); do
     list=", \"localhost:$((BASE_PORT + i))\""
@@ -90,7 +92,7 @@ check() { # flags and data, once, before anything starts
   done
   config="{\"cluster\": {${ps:+\"ps\": [${ps#, }], }\"worker\": [${workers#, }]},"
   config+=' "task": {"type": "worker", "index": 0}}'
-  TF_CONFIG=$config "$PYTHON" "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"} --check
+  TF_CONFIG=$config "$PYTHON" "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"} "$@" --check
 }
 
 ports() { # sets BASE_PORT: the one that was given, or one with TASKS - 1 free ones above
@@ -183,7 +185,7 @@ cleanup() {
 }
 
 engine() { # [EXAMPLE] [OPTION ...]
-  local status=0 given
+  local given
   case ${1:-} in
     --version)
       needs
@@ -214,6 +216,7 @@ engine() { # [EXAMPLE] [OPTION ...]
   given=${BASE_PORT:-}
   ports
   if [ -z "$ALONE" ]; then
+    # shellcheck disable=SC2119
     check
     alone "$@"
   fi
@@ -227,10 +230,9 @@ engine() { # [EXAMPLE] [OPTION ...]
   export NUM_PS NUM_WORKERS LOGDIR BASE_PORT
   echo "run.sh: $ENGINE starts $NUM_PS ps and $NUM_WORKERS workers of $EXAMPLE, logdir $LOGDIR"
   SECONDS=0
-  rehearse || status=$?
-  if [ "$status" -eq 0 ] && [ ! -s "$LOGDIR/result.json" ]; then
+  rehearse # not `rehearse ||`, which would switch off `set -e` in all that it calls
+  if [ ! -s "$LOGDIR/result.json" ]; then
     reason="$ENGINE ended with status 0, and there is no result.json in $LOGDIR"
-    status=1
+    exit 1
   fi
-  exit "$status"
 }

@@ -60,9 +60,13 @@ alone='' network=(unshare --net)
 [ "$(id -u)" -eq 0 ] || network=(unshare --user --map-root-user --net)
 [ "${ALONE:-}" != "$$" ] || alone=yes
 
-# A run without ps is a single process: no cluster, no ports.
+# A run without ps is a single process: no cluster, no ports; unless the header says that
+# the workers are peers, which do without one.
+: "${PEERS:=}"
 cluster=()
-if [ "$NUM_PS" -gt 0 ]; then
+if [ "$NUM_PS" -gt 0 ] && [ -n "$PEERS" ]; then
+  fail "NUM_PS=$NUM_PS: there is no ps in this scheme, the workers are peers"
+elif [ "$NUM_PS" -gt 0 ] || [ -n "$PEERS" ]; then
   ports=$("$PYTHON" "$here/cluster/ports.py" ${alone:+up} $((NUM_PS + NUM_WORKERS)) ${BASE_PORT:+"$BASE_PORT"})
   ps_hosts='' worker_hosts='' count=0
   for port in $ports; do
@@ -72,14 +76,14 @@ if [ "$NUM_PS" -gt 0 ]; then
       worker_hosts+=,localhost:$port
     fi
   done
-  cluster=(--ps_hosts "${ps_hosts#,}" --worker_hosts "${worker_hosts#,}")
+  cluster=(${ps_hosts:+--ps_hosts "${ps_hosts#,}"} --worker_hosts "${worker_hosts#,}")
 elif [ "$NUM_WORKERS" -gt 1 ]; then
   fail "NUM_PS=0 with NUM_WORKERS=$NUM_WORKERS: workers meet at a ps"
 fi
 
 task() { # job index arguments: one task of the run, in this process
   local role=()
-  [ "$NUM_PS" -eq 0 ] || role=(--job_name "$1" --task_index "$2" "${cluster[@]}")
+  [ ${#cluster[@]} -eq 0 ] || role=(--job_name "$1" --task_index "$2" "${cluster[@]}")
   if declare -F task_env >/dev/null; then task_env "$1" "$2"; fi
   shift 2
   exec "$PYTHON" "$here/$SCRIPT" ${role[@]+"${role[@]}"} --logdir "$LOGDIR" "$@"
@@ -87,7 +91,7 @@ task() { # job index arguments: one task of the run, in this process
 
 if [ -z "$alone" ]; then
   probe=
-  if [ "$NUM_PS" -gt 0 ] && [ -z "${BASE_PORT:-}${OPEN_PORTS:-}" ]; then
+  if [ ${#cluster[@]} -gt 0 ] && [ -z "${BASE_PORT:-}${OPEN_PORTS:-}" ]; then
     "${network[@]}" "$PYTHON" "$here/cluster/ports.py" up 2>/dev/null &
     probe=$!
   fi
@@ -195,7 +199,7 @@ until=
 exec 2>/dev/null # bash itself would report every killed task
 while :; do
   left=0
-  if declare -F look >/dev/null; then look; fi
+  if declare -F look >/dev/null; then look "$@"; fi
   for ((slot = 0; slot < NUM_PS + NUM_WORKERS; slot++)); do
     pid=${pids[slot]}
     [ -n "$pid" ] || continue
@@ -227,3 +231,4 @@ if [ -z "$until" ]; then
   reason="no end after TIMEOUT=$TIMEOUT s"
   exit 124
 fi
+if declare -F after >/dev/null; then after "$@"; fi

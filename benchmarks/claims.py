@@ -6,6 +6,13 @@
                the staleness that was measured
     straggler  one worker about four times slower: seconds and dropped gradients of four
                schemes that apply the same number of gradients
+    delay      eight workers: accuracy against learning rate, of HogWild and with the
+               delay compensated
+    bound      Stale-Synchronous-Parallel: seconds until a training loss is reached,
+               against s, and how stale the gradients were; workers that stall now and
+               then, and one that is always slow
+    bytes      Gradient-Compression: accuracy against bytes, of each method, with and
+               without error feedback
 
 Workers of different processes on few cores do not run at the same time. So each
 gradient is made to take longer by --slow_workers: sleeping workers do run in
@@ -22,12 +29,13 @@ kept; the next start repeats none whose example is unchanged.
 """
 
 import json
+import statistics
 import sys
-from collections import namedtuple
+from collections import Counter, namedtuple
 
 import runs
 
-PARTS = ("window", "rate", "straggler")
+PARTS = ("window", "rate", "straggler", "delay", "bound", "bytes")
 CHANCE = 0.1  # of ten digits
 TRAINS = 0.9  # the accuracy from which on a run counts as one that trains
 
@@ -46,6 +54,28 @@ RATE_STEPS = 3000
 FAST, SLOW = 0.01, 0.04
 STRAGGLER_GRADIENTS = 2000
 
+# delay: eight workers
+DELAY_RATES = (0.1, 0.2, 0.3, 0.4, 0.6)
+DELAY_WORKERS = 8
+
+# bound: s, the last of them no bound; a gradient stalls for STALL with probability ODDS
+BOUNDS = (0, 1, 2, 4, 8, 16, 1_000_000)
+STALL, ODDS = 10 * FAST, 0.05
+BOUND_STEPS = 2000
+REACHED, OVER = 0.2, 100  # training loss, a mean over so many updates
+
+# bytes: (label, method, keep or None), each with and without error feedback
+METHODS = [
+    ("top 10 %", "topk", 0.1),
+    ("top 1 %", "topk", 0.01),
+    ("top 0.1 %", "topk", 0.001),
+    ("random 1 %", "random_k", 0.01),
+    ("signs", "sign", None),
+    ("bytes", "int8", None),
+]
+WHOLE = "whole gradients"
+BYTES_STEPS = 4000
+
 # What an event simulation of the same model on the same digits gave, with staleness
 # N - 1 and atomic pushes: test accuracies, and the largest rate that trains.
 SIMULATED_WINDOW = {
@@ -54,6 +84,7 @@ SIMULATED_WINDOW = {
     "AEASGD": (0.967, 0.968, 0.969, 0.968),
     "AEAMSGD": (0.962, 0.964, 0.967, 0.968),
 }
+SIMULATED_DELAY = {"HogWild": 0.2, "DC-ASGD, adaptive, λ₀ = 2": 0.3}
 SIMULATED_RATE = {1: 0.8, 2: 0.8, 4: 0.4, 8: 0.2}
 
 # A run: what it is called, the example, its flags, its workers, a guess of its
@@ -65,6 +96,32 @@ Run = namedtuple(
 # DOWNPOUR with a fixed rate on the ps pushes the sum of a window to plain SGD: that is
 # AGN but for the division by T. No example is this, as it does not hold.
 SUM = ("rounds.push(total / args.window, center)", "rounds.push(total, center)")
+
+# Each round of a worker with its staleness, loss and time, in LOGDIR; and, in place of
+# --slow_workers, which is constant, gradients that stall now and then.
+BEGIN = "        loss = straggler.slowed(learning.loss, args)\n"
+NOTED = """
+        noted, path = report.Report.rounds, f"{args.logdir}/rounds-{me}.txt"
+
+        def rounds_and_notes(notes, losses, entries):
+            with open(path, "a") as file:
+                for loss_, (step, staleness, what) in zip(losses, entries):
+                    if what == 1:
+                        now = __import__("time").time()
+                        print(now, step, staleness, loss_, file=file)
+            return noted(notes, losses, entries)
+
+        report.Report.rounds = rounds_and_notes
+"""
+STALLING = f"""
+        def stall(_):
+            random, time = __import__("random"), __import__("time")
+            time.sleep({STALL} if random.random() < {ODDS} else {FAST})
+
+        def loss(w, c):
+            with tf.control_dependencies([tf.py_func(stall, [w[0]], [])]):
+                return learning.loss(tf.identity(w), c)
+"""
 
 
 # --- The runs -----------------------------------------------------------------
@@ -143,7 +200,84 @@ def straggler_runs(scale):
     return found
 
 
-PLANS = {"window": window_runs, "rate": rate_runs, "straggler": straggler_runs}
+def delay_runs(scale):
+    """Returns the runs of part delay."""
+    schemes = [
+        ("HogWild", "HogWild", []),
+        ("DC-ASGD, constant, λ₀ = 0.04", "DC-ASGD", ["--variance", "constant"]),
+        ("DC-ASGD, adaptive, λ₀ = 2", "DC-ASGD", ["--variance", "adaptive"]),
+        ("DC-ASGD, adaptive, λ₀ = 0.5", "DC-ASGD", ["--strength", 0.5]),
+    ]
+    found = []
+    for label, folder, more in schemes:
+        for rate in DELAY_RATES:
+            flags = ["--learning_rate", rate, "--steps", int(RATE_STEPS * scale)]
+            flags += ["--slow_workers", 0.0025 * DELAY_WORKERS, *more]
+            found.append(Run("delay", label, rate, folder, flags, DELAY_WORKERS, 36))
+    return found
+
+
+def bound_runs(scale):
+    """Returns the runs of part bound."""
+    slow = f"{FAST},{FAST},{FAST},{SLOW}"
+    kinds = [
+        ("each stalls now and then", [], (BEGIN, STALLING + NOTED)),
+        ("one is always slow", ["--slow_workers", slow], (BEGIN, BEGIN + NOTED)),
+    ]
+    found = []
+    for label, more, change in kinds:
+        for bound in BOUNDS:
+            flags = ["--staleness", bound, "--learning_rate", 0.1, *more]
+            flags += ["--steps", max(OVER, int(BOUND_STEPS * scale))]
+            folder = "Stale-Synchronous-Parallel"
+            run = Run("bound", label, bound, folder, flags, WORKERS, 30, change)
+            found.append(run)
+    return found
+
+
+def bytes_runs(scale):
+    """Returns the runs of part bytes."""
+    general = ["--learning_rate", 0.1, "--steps", int(BYTES_STEPS * scale)]
+    general += ["--slow_workers", GRADIENT_SECONDS]
+    found = [Run("bytes", WHOLE, "on", "HogWild", general, WORKERS, 20)]
+    for label, method, keep in METHODS:
+        for feedback in ("on", "off"):
+            flags = [*general, "--method", method, "--error_feedback", feedback]
+            flags += ["--keep", keep] if keep else []
+            folder = "Gradient-Compression"
+            found.append(Run("bytes", label, feedback, folder, flags, WORKERS, 20))
+    return found
+
+
+PLANS = {
+    "window": window_runs,
+    "rate": rate_runs,
+    "straggler": straggler_runs,
+    "delay": delay_runs,
+    "bound": bound_runs,
+    "bytes": bytes_runs,
+}
+
+
+def rounds_of(logdir):
+    """Returns what NOTED has left: how often each staleness was, and time to a loss.
+
+    The time is from the first update to the first one at which the mean loss of the
+    last OVER updates is at most REACHED, None if there is none.
+    """
+    texts = [path.read_text() for path in logdir.glob("rounds-*.txt")]
+    rows = [
+        list(map(float, line.split())) for text in texts for line in text.splitlines()
+    ]
+    rows.sort(key=lambda row: row[1])  # by the number of the update
+    times, _, staleness, losses = zip(*rows, strict=True)
+    reached = None
+    for end in range(OVER, len(rows) + 1):
+        if statistics.fmean(losses[end - OVER : end]) <= REACHED:
+            reached = max(times[:end]) - min(times)
+            break
+    counts = Counter(map(int, staleness))
+    return {"staleness": sorted(counts.items()), "seconds_to_loss": reached}
 
 
 def plan(parts, scale=1.0, every=1):
@@ -172,7 +306,7 @@ class Cache:
     def key(run):
         """Returns the command of a run, which is what it is known by."""
         flags = " ".join(map(str, run.flags))
-        changed = f"  # with {run.change[1]}" if run.change else ""
+        changed = f"  # with {' '.join(run.change[1].split())}" if run.change else ""
         return f"NUM_WORKERS={run.workers} bash {run.folder}/run.sh {flags}{changed}"
 
     def get(self, run):
@@ -199,8 +333,9 @@ def measure(planned, cache, timeout):
             return f"{run.part}: {run.label}, {run.x}: {what}"
 
         def make(run=run):
+            logs = {"logs": rounds_of} if run.part == "bound" else {}
             return runs.run_example(
-                run.folder, run.flags, 1, run.workers, timeout, run.change
+                run.folder, run.flags, 1, run.workers, timeout, run.change, **logs
             )
 
         result = cache.get(run)
@@ -353,12 +488,134 @@ def straggler_text(found, name):
     )
 
 
+def delay_text(found, name):
+    """Returns the markdown of part delay."""
+    text = "### Late gradients, repaired\n\n![accuracy against rate]"
+    text += f"({name}-delay.png)\n\n"
+    rows = [
+        [
+            label,
+            *(percent(row.get(rate)) for rate in DELAY_RATES),
+            largest(row) or "none",
+        ]
+        for label, row in found.items()
+    ]
+    header = ["", *(f"η = {rate:g}" for rate in DELAY_RATES), "largest that trains"]
+    text += runs.table(header, rows)
+    stale = [
+        r["mean_staleness"]
+        for row in found.values()
+        for r in row.values()
+        if "mean_staleness" in r
+    ]
+    mean = f"{statistics.fmean(stale):.1f}" if stale else "-"
+    text += f"\nN = {DELAY_WORKERS}, {RATE_STEPS} updates, mean staleness {mean}.\n"
+    seen = []
+    for label, value in SIMULATED_DELAY.items():
+        if label in found and largest(found[label]) != value:
+            here = largest(found[label]) or "none"
+            seen.append(f"{label}: at most {here} here, {value:g} in the simulation.")
+    return text + sentences(seen)
+
+
+def bound_of(s):
+    """Returns the bound of the staleness for N = WORKERS, and how s is written."""
+    if s == BOUNDS[-1]:
+        return None, "none"
+    return (2 * s + 1) * (WORKERS - 1), str(s)
+
+
+def quantile(counts, share):
+    """Returns the least staleness that this share of the gradients does not exceed."""
+    left = share * sum(number for _, number in counts)
+    for staleness, number in counts:
+        left -= number
+        if left <= 0:
+            return staleness
+    return None
+
+
+def bound_text(found, name):
+    """Returns the markdown of part bound."""
+    text = "### Bounded staleness\n\n![time and staleness against the bound]"
+    text += f"({name}-bound.png)\n\n"
+    rows = []
+    for label, row in found.items():
+        for s, result in sorted(row.items()):
+            limit, written = bound_of(s)
+            if "diverged" in result:
+                rows.append([label, written, "diverged", *["-"] * 6])
+                continue
+            counts, reached = result["staleness"], result["seconds_to_loss"]
+            rows.append(
+                [
+                    label,
+                    written,
+                    f"{reached:.1f}" if reached else "-",
+                    f"{result['seconds']:.1f}",
+                    percent(result),
+                    *(quantile(counts, share) for share in (0.5, 0.99, 1)),
+                    limit or "none",
+                ]
+            )
+    header = ["workers", "s", f"seconds to a loss of {REACHED:g}", "to the end"]
+    header += ["test accuracy", "staleness: median", "99 %", "most", "bound"]
+    text += runs.table(header, rows)
+    return text + (
+        f"\nN = {WORKERS}, {BOUND_STEPS} updates. A gradient takes {1000 * FAST:g} ms "
+        f"longer; one that stalls,\n{100 * ODDS:g} % of them, of any worker, "
+        f"{1000 * STALL:g} ms; those of the worker that is always slow\n"
+        f"{1000 * SLOW:g} ms. The loss is the mean of {OVER} updates. "
+        "The bound is (2 s + 1)(N − 1).\n"
+    )
+
+
+def share_of(result, whole):
+    """Returns the bytes pushed for an update, as a share of the whole gradient's."""
+    both = "bytes_pushed" in result and whole and "bytes_pushed" in whole
+    if not both:
+        return None
+    per = [r["bytes_pushed"] / r["global_steps"] for r in (result, whole)]
+    return per[0] / per[1]
+
+
+def bytes_text(found, name):
+    """Returns the markdown of part bytes."""
+    text = "### Fewer bytes\n\n![accuracy against bytes]"
+    text += f"({name}-bytes.png)\n\n"
+    whole = found.get(WHOLE, {}).get("on")
+    rows = []
+    for label, row in found.items():
+        sizes = [r for r in row.values() if "bytes_pushed" in r]
+        pushed = share = "-"
+        if sizes:
+            pushed = f"{sizes[0]['bytes_pushed'] / sizes[0]['global_steps']:.0f}"
+            part = share_of(sizes[0], whole)
+            share = "-" if part is None else f"{100 * part:.3g} %"
+        rows.append(
+            [label, pushed, share, percent(row.get("on")), percent(row.get("off"))]
+        )
+    header = ["pushed", "bytes of a push", "of the whole", "error feedback", "without"]
+    text += runs.table(header, rows)
+    return text + (
+        f"\nN = {WORKERS}, {BYTES_STEPS} updates at η = 0.1, without momentum. "
+        "What is pulled is whole in every run.\n"
+    )
+
+
 def sentences(seen):
     """Returns the sentences as a markdown list."""
     return "\n" + "".join(f"- {sentence}\n" for sentence in seen) if seen else ""
 
 
-TEXTS = {"window": window_text, "rate": rate_text, "straggler": straggler_text}
+TEXTS = {
+    "window": window_text,
+    "rate": rate_text,
+    "straggler": straggler_text,
+    "delay": delay_text,
+    "bound": bound_text,
+    "bytes": bytes_text,
+}
 
 
 # --- The claims, one by one ---------------------------------------------------
@@ -468,7 +725,104 @@ def straggler_claims(found):
         yield claim, source, text, other < 0.7 * sync if both else None
 
 
-CLAIMS = {"window": window_claims, "rate": rate_claims, "straggler": straggler_claims}
+def delay_claims(found):
+    """Yields the claims of part delay."""
+    best = {label: largest(row) for label, row in found.items()}
+    other = {label: rate for label, rate in best.items() if label != "HogWild"}
+    holds = None
+    if "HogWild" in best and other:
+        holds = max(rate or 0 for rate in other.values()) > (best["HogWild"] or 0)
+    yield (
+        f"with delay compensation a larger rate trains, N = {DELAY_WORKERS}",
+        "Zheng et al. 2017",
+        "; ".join(f"{label}: {rate or 'none'}" for label, rate in best.items()),
+        holds,
+    )
+
+
+def bound_claims(found):
+    """Yields the claims of part bound."""
+    for label, row in found.items():
+        times = {s: row[s].get("seconds_to_loss") for s in sorted(row)}
+        there = {s: seconds for s, seconds in times.items() if seconds}
+        least = min(there, key=there.get) if there else None
+        shown = ", ".join(f"s = {bound_of(s)[1]}: {t:.1f} s" for s, t in there.items())
+        complete = len(there) == len(BOUNDS)
+        yield (
+            f"a loss is reached soonest with a bound between 0 and none; {label}",
+            "Ho et al. 2013",
+            shown or "-",
+            least not in (BOUNDS[0], BOUNDS[-1]) if complete else None,
+        )
+    for label, claim, faster in (
+        ("each stalls now and then", "s = 8 hides stalls that come and go", True),
+        ("one is always slow", "no bound hides a worker that is always slow", False),
+    ):
+        row = found.get(label, {})
+        ends = [row.get(s, {}).get("seconds") for s in (0, 8)]
+        holds = None
+        if all(ends):
+            holds = (ends[1] < 0.8 * ends[0]) == faster
+        text = (
+            f"{ends[1]:.1f} s for all updates, {ends[0]:.1f} s at s = 0"
+            if all(ends)
+            else "-"
+        )
+        yield claim, "an event simulation", text, holds
+    worst = [
+        (quantile(result["staleness"], 1), bound_of(s)[0])
+        for row in found.values()
+        for s, result in row.items()
+        if "staleness" in result and bound_of(s)[0]
+    ]
+    yield (
+        "no gradient is staler than (2 s + 1)(N − 1)",
+        "by counting",
+        ", ".join(f"{a} of {b}" for a, b in worst) or "-",
+        all(a <= b for a, b in worst) if worst else None,
+    )
+
+
+def bytes_claims(found):
+    """Yields the claims of part bytes."""
+    whole = found.get(WHOLE, {}).get("on")
+    for label, source in (
+        ("top 1 %", "Aji & Heafield 2017"),
+        ("top 0.1 %", "Lin et al. 2018"),
+        ("signs", "Karimireddy et al. 2019"),
+        ("bytes", "–"),
+    ):
+        row = found.get(label, {})
+        kept, lost = row.get("on"), row.get("off")
+        keeps = loses = None
+        if whole and kept:
+            keeps = accuracy(kept) > accuracy(whole) - 0.01
+        yield (
+            f"{label} with error feedback: the accuracy of whole gradients",
+            source,
+            f"{percent(kept)} against {percent(whole)}",
+            keeps,
+        )
+        if label == "bytes":
+            continue
+        if whole and lost:
+            loses = accuracy(lost) < accuracy(whole) - 0.01
+        yield (
+            f"{label} without it: less",
+            source,
+            f"{percent(lost)} against {percent(whole)}",
+            loses,
+        )
+
+
+CLAIMS = {
+    "window": window_claims,
+    "rate": rate_claims,
+    "straggler": straggler_claims,
+    "delay": delay_claims,
+    "bound": bound_claims,
+    "bytes": bytes_claims,
+}
 
 
 def claims_text(found):
@@ -580,10 +934,104 @@ def straggler_figure(found, path):
     plt.close(figure)
 
 
+def delay_figure(found, path):
+    """Draws a line per scheme: accuracy against the learning rate."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+    for (label, row), mark in zip(found.items(), "osD^v", strict=False):
+        rates = sorted(row)
+        values = [100 * accuracy(row[rate]) for rate in rates]
+        (line,) = axes.plot(rates, values, marker=mark, label=label)
+        for rate in rates:
+            if "diverged" in row[rate]:
+                axes.plot(rate, 100 * CHANCE, "x", color=line.get_color(), ms=13)
+    axes.axhline(100 * CHANCE, color="grey", lw=0.8, ls=":")
+    axes.text(DELAY_RATES[0], 100 * CHANCE + 1, "chance", color="grey", va="bottom")
+    axes.set_xticks(DELAY_RATES, [f"{rate:g}" for rate in DELAY_RATES])
+    axes.set_xlabel("learning rate η")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(f"{DELAY_WORKERS} workers, {RATE_STEPS} updates")
+    axes.set_ylim(0, 103)
+    axes.legend(loc="center left", frameon=False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def bound_figure(found, path):
+    """Draws seconds to the loss against s, and staleness beside its bound."""
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.8), layout="constrained")
+    names = [bound_of(s)[1] for s in BOUNDS]
+    for (label, row), mark, color in zip(
+        found.items(), "os", ("C0", "C1"), strict=False
+    ):
+        done = [s for s in BOUNDS if "staleness" in row.get(s, {})]
+        timed = [s for s in done if row[s]["seconds_to_loss"]]
+        at = [BOUNDS.index(s) for s in timed]
+        left.plot(
+            at,
+            [row[s]["seconds_to_loss"] for s in timed],
+            mark + "-",
+            label=label,
+            color=color,
+        )
+        for s in done:
+            # From the median to the largest, a mark at 99 %.
+            counts, x = row[s]["staleness"], BOUNDS.index(s) + 0.12 * "os".index(mark)
+            low, high, most = (quantile(counts, share) for share in (0.5, 0.99, 1))
+            right.plot([x, x], [low, most], color=color, lw=1.5)
+            right.plot(x, high, mark, color=color)
+    limits = [bound_of(s)[0] for s in BOUNDS[:-1]]
+    right.plot(range(len(limits)), limits, "k_", ms=16, label="bound")
+    for axes, title in (
+        (left, f"seconds to a training loss of {REACHED:g}"),
+        (right, "staleness: median to most, mark at 99 %"),
+    ):
+        axes.set_xticks(range(len(BOUNDS)), names)
+        axes.set_xlabel("s")
+        axes.set_title(title, fontsize=10)
+    left.set_ylim(bottom=0)
+    right.set_yscale("symlog", linthresh=1)
+    right.set_ylim(0, 2 * max(limits))
+    right.set_yticks([0, 1, 3, 10, 30, 100], ["0", "1", "3", "10", "30", "100"])
+    left.legend(frameon=False, fontsize=9)
+    right.legend(loc="upper left", frameon=False, fontsize=9)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def bytes_figure(found, path):
+    """Draws accuracy against the bytes of a push, full marks with error feedback."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(8.2, 4.2), layout="constrained")
+    for number, ((label, row), mark) in enumerate(
+        zip(found.items(), "*os^Dvp", strict=False)
+    ):
+        color = f"C{number}"
+        axes.plot([], [], mark, color=color, label=label)
+        for feedback, result in row.items():
+            if "bytes_pushed" not in result:
+                continue
+            size = result["bytes_pushed"] / result["global_steps"]
+            full = color if feedback == "on" else "white"
+            axes.plot(size, 100 * accuracy(result), mark, color=color, mfc=full, ms=9)
+    axes.plot([], [], "o", color="grey", mfc="white", label="without error feedback")
+    axes.set_xscale("log")
+    axes.set_xlabel("bytes of a push")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(f"{WORKERS} workers, {BYTES_STEPS} updates")
+    figure.legend(loc="outside right center", frameon=False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
 FIGURES = {
     "window": window_figure,
     "rate": rate_figure,
     "straggler": straggler_figure,
+    "delay": delay_figure,
+    "bound": bound_figure,
+    "bytes": bytes_figure,
 }
 
 

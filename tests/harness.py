@@ -38,6 +38,9 @@ ASYNCHRONOUS = {  # folder: the flags of the hand-computed traces
     "Fault-Tolerance": [],
     "Multiple-GPUs-Single-Machine": ["--device=cpu:0"],
     "Dynamic-SGD": [],
+    "Stale-Synchronous-Parallel": [],
+    "DC-ASGD": ["--variance=constant", "--strength=0.04"],
+    "Gradient-Compression": ["--method=topk", "--keep=1"],  # nothing is left out
     "DOWNPOUR-Easy": ["--window=2", "--server_learning_rate=1"],
     "DOWNPOUR": ["--window=2", "--server_learning_rate=1"],
     "AGN": ["--window=2"],
@@ -103,17 +106,24 @@ def in_turn(pushes: int, workers: str = "AB") -> str:
 
 @contextlib.contextmanager
 def noted(owner: object, name: str) -> Iterator[list]:
-    """Yields a list that meanwhile gets the tensors that `owner.name(..)` returns."""
+    """Yields a list that meanwhile gets what `owner.name(..)` returns.
+
+    An entry a call: a list of tensors, also of a function that returns a single one.
+    """
     original, returned = getattr(owner, name), []
 
-    def noting(*args, **kwargs):
-        tensor = original(*args, **kwargs)
+    def note(tensor):
         # Feeding replaces what a tensor says; who only waits for it still waits for all
         # that it is made of. So nobody waits for this one but its copy, as long as
         # nothing is optimized: an optimizer takes them for the same.
         with tf.device(tensor.device), tf.control_dependencies(None):
-            returned.append(tf.placeholder_with_default(tensor, tensor.shape))
-            return tf.identity(returned[-1])
+            returned[-1].append(tf.placeholder_with_default(tensor, tensor.shape))
+            return tf.identity(returned[-1][-1])
+
+    def noting(*args, **kwargs):
+        made = original(*args, **kwargs)
+        returned.append([])
+        return list(map(note, made)) if isinstance(made, list) else note(made)
 
     setattr(owner, name, noting)
     try:
@@ -139,9 +149,9 @@ class Worker:
             center = tf.get_variable("center", initializer=start, partitioner=pieces)
             self.kept = kept = books.Books(args)
             shared = run.module.state(args, center, kept)
-            # What a round's pull brings: the vector, and what it is counted by.
+            # What a round's pull is: the pieces, and what they are counted by.
             count = (kept, "read_step") if run.asynchronous else (shared, "wait")
-            sources = [(rounds, "pull"), count] if run.rounds == 1 else []
+            sources = [(rounds, "read"), count] if run.rounds == 1 else []
             with contextlib.ExitStack() as stack:
                 found = [stack.enter_context(noted(*source)) for source in sources]
                 self.calls = rounds.Calls(
@@ -150,7 +160,7 @@ class Worker:
                     ),
                     sorted({1, run.rounds}),
                 )
-            self.pulls = [tensors[0] for tensors in found if tensors]
+            self.pulls = [t for tensors in found if tensors for t in tensors[0]]
             self.center = center.as_tensor()
             with tf.device(self.device):
                 self.local = {v.op.name: v.value() for v in tf.local_variables()}

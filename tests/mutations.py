@@ -30,7 +30,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tools")]
 import harness  # noqa: E402
 import launch  # noqa: E402
 
-FILES = ("test_conformance.py", "test_sync.py", "test_rounds.py")
+FILES = ("test_conformance.py", "test_sync.py", "test_rounds.py", "test_bounded.py")
 SLOW = ("any_run", "books_of_any", "placement", "real_processes", "way_of_one_process")
 OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 # What a change would only rename or reword.
@@ -85,6 +85,27 @@ BY_HAND = [
     ("barrier", "updates=taken + tf.concat", "updates=tf.concat"),
     ("barrier", "kept.locked(added)", "kept.locked([])"),
     ("barrier", "kept.locked(update)", "kept.locked([])"),
+    # The clocks: how far ahead, who counts, and who is woken.
+    (
+        "clocks",
+        "tf.reduce_min(clocks) <= self.bound",
+        "tf.reduce_min(clocks) < self.bound",
+    ),
+    ("clocks", "<= self.bound) | over", "<= self.bound + 1) | over"),
+    ("clocks", "<= self.bound) | over", "<= self.bound)"),
+    ("clocks", "may = ~joined | ", "may = "),
+    ("clocks", "run.on_beat.append(", "(lambda _: 0)("),
+    ("clocks", "run.on_join.append(", "(lambda _: 0)("),
+    ("clocks", "run.on_open += [", "run.on_open += [][:0] and ["),
+    ("clocks", "wake = waiting & self._may(clocks)", "wake = waiting & False"),
+    ("clocks", "self.kept.locked(update)", "self.kept.locked([])"),
+    ("clocks", "self.me & joined & applied", "self.me & joined"),
+    ("clocks", "tf.where_v2(away, AWAY, self._now(back))", "self._now(back)"),
+    (
+        "clocks",
+        "tf.equal(clocks, AWAY) & back, slowest",
+        "tf.equal(clocks, AWAY) & back, 0",
+    ),
     # A round after the other, on every ps; a push that does not count changes nothing.
     ("rounds", "_wait(after[i : i + 1])", NOTHING),
     ("rounds", "after[i : i + 1]", "after[:1]"),

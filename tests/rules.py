@@ -56,6 +56,24 @@ def dynamic_sgd(schedule, batches, w, eta):
     return windowed(schedule, batches, w, 1, lambda k, g: 0, push)
 
 
+def dc_asgd(schedule, batches, w, eta, strength, decay=None):
+    """Zheng et al. 2017: g + λ g² (w − w_seen); with a decay m, λ = λ₀ / √(MS + ε)."""
+    count, held, squares, out = 0, {}, [0.0] * len(batches), []
+    for verb, k in schedule:
+        if verb == "pull":
+            held[k] = w, count
+            continue
+        seen, before = held.pop(k)
+        g, at = seen - next(batches[k]), strength
+        if decay is not None:
+            squares[k] = decay * squares[k] + (1 - decay) * g * g
+            at = strength / np.sqrt(squares[k] + 1e-7)
+        w = w - eta * (g + at * g * g * (w - seen))
+        out.append((count - before, w))
+        count += 1
+    return out
+
+
 def downpour_easy(schedule, batches, w, window, eta, gamma):
     """DOWNPOUR, n_push = n_fetch = T: the sum, by Adagrad on the ps."""
     server = adagrad(gamma)
@@ -105,6 +123,57 @@ def elastic(schedule, batches, w, window, eta, alpha, delta=0.0):
     return out, x
 
 
+def compressed(schedule, batches, w, eta, compress, feedback=True, m=0.0):
+    """Karimireddy et al. 2019; with m, Lin et al. 2018: also e. s := compress(k, p)."""
+    e, u = [0.0 * w for _ in batches], [0.0 * w for _ in batches]
+    count, held, out = 0, {}, []
+    for verb, k in schedule:
+        if verb == "pull":
+            held[k] = w, count
+            continue
+        seen, before = held.pop(k)
+        u[k] = m * u[k] + seen - next(batches[k])
+        p = e[k] + u[k]
+        s = compress(k, p)
+        e[k], u[k] = (p - s) * feedback, u[k] * (s == 0)
+        w = w - eta * s
+        out.append((count - before, w))
+        count += 1
+    return out, e
+
+
+def top(p, k):
+    """The k largest of |p|, the others 0."""
+    chosen = np.argsort(-np.abs(p), kind="stable")[:k]
+    return np.where(np.isin(np.arange(len(p)), chosen), p, 0)
+
+
+def signs(p):
+    """(‖p‖₁ / P) sign p; 0 counts as positive."""
+    return np.where(p >= 0, 1, -1) * np.abs(p).mean()
+
+
+def in_bytes(p):
+    """The nearest of 255 levels from −max |p| to max |p|."""
+    level = max(np.abs(p).max(), 1e-30) / 127
+    return level * np.round(p / level)
+
+
+def bounded_starts(durations, s, until):
+    """Ho et al. 2013: when each worker begins a round: if c_k − min c ≤ s."""
+    clocks, ends = [0] * len(durations), [None] * len(durations)
+    began = [[] for _ in durations]
+    for now in range(until):
+        for k, end in enumerate(ends):
+            if end == now:
+                clocks[k], ends[k] = clocks[k] + 1, None
+        for k, duration in enumerate(durations):
+            if ends[k] is None and clocks[k] - min(clocks) <= s:
+                ends[k] = now + duration
+                began[k].append(now)
+    return began
+
+
 # --- Synchronous --------------------------------------------------------------
 
 
@@ -142,14 +211,85 @@ def sagn(batches, w, updates, window, eta, eta_s):
     return trace
 
 
-def local_sgd(batches, w, updates, window, eta):
-    """w ← the mean of the local copies after T steps. Source: Stich 2019."""
+# --- Without a ps -------------------------------------------------------------
+
+
+def local_sgd(batches, w, updates, window, eta, after=0):
+    """w ← the mean of T local steps of each; before step `after` of one. Stich 2019."""
     trace = []
-    for _ in range(updates):
-        copies = [w] * len(batches)
-        for k, c in enumerate(batches):
-            for _ in range(window):
-                copies[k] = copies[k] - eta * (copies[k] - next(c))
-        w = np.mean(copies, axis=0)
+    for update in range(updates):
+        x = [w] * len(batches)
+        for _ in range(window if update >= after else 1):
+            x = [a - eta * (a - next(c)) for a, c in zip(x, batches, strict=True)]
+        w = np.mean(x, axis=0)
         trace.append(w)
     return trace
+
+
+def adamw(eta, decay, b1=0.9, b2=0.95, epsilon=1e-8):
+    """One worker's AdamW, as a function of x and g. Loshchilov & Hutter 2019."""
+    m = v = t = 0
+
+    def step(x, g):
+        nonlocal m, v, t
+        m, v, t = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g, t + 1
+        adam = (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + epsilon)
+        return x - eta * (adam + decay * x)
+
+    return step
+
+
+def diloco(batches, w, updates, window, inner, eta_o, mu, fragments=1):
+    """Douillard et al. 2023, Algorithm 1; `inner` is one a worker. Pieces: 2025."""
+    x, u, trace = [w for _ in batches], 0 * w, []
+    piece = np.arange(len(w)) // -(-len(w) // fragments)
+    for update in range(updates):
+        for k, c in enumerate(batches):
+            for _ in range(window // fragments):
+                x[k] = inner[k](x[k], x[k] - next(c))
+        turn = piece == update % fragments
+        delta = np.mean([w - a for a in x], axis=0)
+        u = np.where(turn, mu * u + delta, u)
+        w = np.where(turn, w - eta_o * (delta + mu * u), w)
+        x = [np.where(turn, w, a) for a in x]
+        trace.append(w)
+    return trace
+
+
+# --- A model in layers, a table of rows ---------------------------------------
+
+
+def perceptron_gradient(weights, images, labels):
+    """Returns loss and gradients of rectified layers [(W, b)], mean cross-entropy."""
+    inputs, x = [], images
+    for number, (w, b) in enumerate(weights):
+        inputs.append(x)
+        x = x @ w + b
+        x = x if number == len(weights) - 1 else np.maximum(x, 0)
+    p = np.exp(x - x.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    rows = np.arange(len(labels))
+    loss = -np.log(p[rows, labels]).mean()
+    p[rows, labels] -= 1
+    delta, found = p / len(labels), []
+    for number in reversed(range(len(weights))):
+        found.insert(0, (inputs[number].T @ delta, delta.sum(0)))
+        delta = (delta @ weights[number][0].T) * (inputs[number] > 0)
+    return loss, found
+
+
+def matrix_factorization(schedule, batches, w, eta, mean, l2):
+    """Hogwild!: pull a copy of w, push ∑ over a batch of (rows, ratings), all dense."""
+    held, out = {}, []
+    for verb, k in schedule:
+        if verb == "pull":
+            held[k] = w.copy()
+            continue
+        seen, g = held.pop(k), np.zeros_like(w)
+        for (u, i), rating in zip(*next(batches[k]), strict=True):
+            error = mean + seen[u] @ seen[i] - rating
+            g[u] += error * seen[i] + l2 * seen[u]
+            g[i] += error * seen[u] + l2 * seen[i]
+        w = w - eta * g
+        out.append(w)
+    return out

@@ -41,6 +41,13 @@ class Case:
     after: float
 
 
+OWN = {  # flags that one scheme has
+    "staleness": ["0", "1", "4"],
+    "variance": ["constant", "adaptive"],
+    "method": ["topk", "random_k", "sign", "int8"],
+}
+
+
 def draw(seed: int, number: int) -> Case:
     """Returns run `number` of those that a seed stands for."""
     rng = random.Random(f"{seed} {number}")
@@ -55,6 +62,9 @@ def draw(seed: int, number: int) -> Case:
         flags += ["--window", str(rng.choice([1, 2, 5, 16]))]
     if hasattr(args, "replicas_to_aggregate"):
         flags += ["--replicas_to_aggregate", str(rng.randint(1, workers))]
+    for name, values in OWN.items():
+        if hasattr(args, name):
+            flags += [f"--{name}", rng.choice(values)]
     if rng.random() < 0.5:
         slow = [rng.choice(["0", "0", "0.001", "0.02"]) for _ in range(workers)]
         flags += ["--slow_workers", ",".join(slow)]

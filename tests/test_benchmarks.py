@@ -22,7 +22,9 @@ REPO = Path(__file__).resolve().parents[1]
 SCRIPTS = ("overhead", "claims", "coordinator", "local_steps")
 
 sys.path.insert(0, str(REPO / "benchmarks"))
-claims, overhead, runs = map(importlib.import_module, ("claims", "overhead", "runs"))
+claims, overhead, peers, runs = map(
+    importlib.import_module, ("claims", "overhead", "peers", "runs")
+)
 
 
 def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +64,7 @@ def test_every_run_uses_flags_that_its_example_has() -> None:
     flags = (REPO / "HogWild" / "cluster" / "flags.py").read_text()
     general = set(re.findall(r'"(--\w+)"', flags))
     planned = [run for part in claims.PARTS for run in claims.PLANS[part](1.0)]
-    keys = {claims.Cache.key(run) for run in planned}
+    keys = {(run.part, claims.Cache.key(run)) for run in planned}
     assert len(keys) == len(planned)
     for run in planned:
         if run.folder not in runs.examples():
@@ -167,7 +169,31 @@ def found() -> dict:
     }
     straggler = {run.label: {500: result(0.9)} for run in claims.straggler_runs(1.0)}
     straggler["Synchronous-SGD"] = {500: result(0.9, seconds=21.0)}
-    return {"window": window, "rate": rate, "straggler": straggler}
+    made = {"window": window, "rate": rate, "straggler": straggler}
+    for part in ("delay", "bound", "bytes"):
+        made[part] = {}
+        for run in claims.PLANS[part](1.0):
+            made[part].setdefault(run.label, {})[run.x] = result(0.97)
+    for label, row in made["delay"].items():
+        for rate in row:
+            if rate > (0.3 if "adaptive" in label else 0.2):
+                row[rate] = {"diverged": True}
+    for label, row in made["bound"].items():
+        for s in row:
+            least, stalls = claims.bound_of(s)[0] or 99, label.startswith("each")
+            seconds = 20.0 - (s if stalls and s < 9 else 0)
+            more = {"staleness": [[0, 3], [least, 1]], "seconds_to_loss": seconds - 5}
+            row[s] = result(0.97, seconds=seconds, **more)
+    made["bound"]["one is always slow"][4]["seconds_to_loss"] = 12.0
+    for label, method, keep in claims.METHODS:
+        pushed = 500 * (
+            8 * 4810 * keep if keep else {"sign": 606, "int8": 4814}[method]
+        )
+        for feedback in made["bytes"][label]:
+            accuracy = 0.968 if feedback == "on" else 0.9
+            made["bytes"][label][feedback] = result(accuracy, bytes_pushed=pushed)
+    made["bytes"][claims.WHOLE]["on"]["bytes_pushed"] = 500 * 4 * 4810
+    return made
 
 
 def test_tables_and_figures(found: dict, tmp_path: Path) -> None:
@@ -181,6 +207,16 @@ def test_tables_and_figures(found: dict, tmp_path: Path) -> None:
     assert "| N = 8 | 97.0 % (2.9) | 97.0 % (2.9) | diverged |" in text
     assert "| 8 | 0.2 | 0.2 |" in text
     assert "5.0 s against 21.0 s | yes |" in text
+    assert (
+        "| HogWild | 97.0 % | 97.0 % | diverged | diverged | diverged | 0.2 |" in text
+    )
+    assert (
+        "| each stalls now and then | 8 | 7.0 | 12.0 | 97.0 % | 0 | 51 | 51 | 51 |"
+        in text
+    )
+    assert "| top 1 % | 385 | 2 % | 96.8 % | 90.0 % |" in text
+    assert "12.0 s for all updates, 20.0 s at s = 0 | yes |" in text
+    assert "3 of 3, 9 of 9, 15 of 15" in text
     # All holds but the claim that is about time.
     assert text.count("**no**") == 1 and "T = 64 | Hermans et al. 2017, of" in text
     for line in text.splitlines():
@@ -194,17 +230,41 @@ def test_a_claim_can_fail(found: dict) -> None:
     found["straggler"]["HogWild"] = {500: result(0.9, seconds=20.0)}
     text = claims.claims_text(found)
     assert text.count("**no**") == 5  # the mean is no longer better than the sum, too
+    found["delay"]["HogWild"][0.3] = result(0.97)
+    stalls = found["bound"]["each stalls now and then"]
+    stalls[0].update(seconds=5.0, seconds_to_loss=1.0)
+    stalls[1]["staleness"] = [[10, 1]]
+    found["bytes"]["top 1 %"]["off"] = result(0.97)
+    found["bytes"]["signs"]["on"] = result(0.9)
+    text = claims.claims_text(found)
+    # No larger rate, nothing between, stalls not hidden, a staleness, two of bytes.
+    assert text.count("**no**") == 5 + 6
     assert "AEASGD at T = 64: 50.0 % here" in claims.window_text(found["window"], "x")
 
 
 def test_parts_that_are_missing(tmp_path: Path, found: dict) -> None:
-    some = {"window": {"AGN": {4: result(0.9)}}, "rate": {}, "straggler": {}}
+    some = {part: {} for part in claims.PARTS}
+    some["window"] = {"AGN": {4: result(0.9)}}
     text = claims.write_results(tmp_path, some)
     assert "| AGN | - | 90.0 % | - | - |" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "claims-window.png",
         "claims.md",
     ]
+
+
+def test_what_the_rounds_leave(tmp_path: Path) -> None:
+    """Time, number, staleness and loss of each update, a file a worker."""
+    lines = [[], []]
+    for step in range(1, 301):
+        loss = 1.0 if step <= 120 else 0.1
+        lines[step % 2].append(f"{100 + step / 10} {step} {step % 3} {loss}\n")
+    for number, text in enumerate(lines):
+        (tmp_path / f"rounds-{number}.txt").write_text("".join(text))
+    seen = claims.rounds_of(tmp_path)
+    assert seen["staleness"] == [(0, 100), (1, 100), (2, 100)]
+    # The mean of 100 is 0.2 or less from step 209 on: 12 at 1.0, 88 at 0.1.
+    assert seen["seconds_to_loss"] == pytest.approx((209 - 1) / 10)
 
 
 def test_the_cache_keeps_finished_runs(
@@ -299,3 +359,48 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "[1/3] first  kept, 0.5 min left"
     assert lines[1] == "[2/3] second  30 s, 2.0 a minute, 1.0 min left"
     assert lines[2] == "[3/3] third  60 s, 1.3 a minute, 0.0 min left"
+
+
+# --- Without a ps -------------------------------------------------------------
+
+
+def test_runs_without_a_ps_have_flags_that_their_examples_have() -> None:
+    flags = (REPO / peers.RING / "cluster" / "flags.py").read_text()
+    general = set(re.findall(r'"(--\w+)"', flags))
+    planned = peers.plan(peers.CLAIMS)
+    assert len({claims.Cache.key(run) for run in planned}) == len(planned)
+    for run in planned:
+        used = {f for f in run.flags if isinstance(f, str) and f.startswith("--")}
+        assert used <= general | runs.flags_of(run.folder), run.label
+        with runs.variant(REPO / run.folder, run.change) as folder:
+            assert (folder / "run.sh").is_file()
+
+
+def made_up(loss: float = 0.1, accuracy: float = 0.96) -> dict:
+    """Returns a result of a run, as much of it as is looked at."""
+    sent = dict(bytes_pushed=4000, global_steps=10, workers=2)
+    return dict(test_loss=loss, test_accuracy=accuracy, **sent)
+
+
+def test_results_without_a_ps(tmp_path: Path) -> None:
+    """Claims that hold, and the same with the numbers the other way round."""
+    ring = {f"rate: {label}": {"steps_per_second": 100.0} for label in peers.LABELS}
+    ring[f"rate: {peers.RING}"]["steps_per_second"] = 150.0
+    for good, other in ((0.96, 0.8), (0.8, 0.96)):
+        local = {
+            "shards alike": {1: made_up(), 128: made_up(accuracy=good)},
+            "shards by label": {128: made_up(accuracy=other)},
+        }
+        plain, nesterov = list(peers.OUTER)[:2]
+        outer = {plain: {25: made_up(1 - other)}, nesterov: {25: made_up(1 - good)}}
+        bytes_ = {f"{peers.RING}, every step": {1: made_up()}}
+        bytes_["DiLoCo, T = 500"] = {500: made_up(accuracy=good)}
+        found = {"local": local, "outer": outer, "bytes": bytes_}
+        text = peers.write_results(tmp_path, [ring], found)
+        assert text.count(": yes\n") == 3 * (good > other)
+        assert text.count(": **no**\n") == 3 * (good < other)
+    assert "| Ring-All-Reduce | 150 | 1.00 |" in text
+    assert "| Synchronous-SGD | 100 | 1.50 |" in text
+    assert "| Ring-All-Reduce, every step | 0.00 | 0.2 | 96.0 % |" in text
+    assert (tmp_path / "peers-local.png").stat().st_size > 10_000
+    assert (tmp_path / "peers.md").read_text() == text

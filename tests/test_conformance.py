@@ -33,7 +33,13 @@ from hypothesis import strategies as st
 WINDOWED = [f for f, flags in ASYNCHRONOUS.items() if "--window=2" in flags]
 ELASTIC = ["AEASGD", "AEAMSGD"]
 UNCOUNTED = ["Distributed-Setup"]  # its one worker is never stale
-PLAIN = ["Distributed-Setup", "HogWild", "Multiple-GPUs-Single-Machine"]
+PLAIN = [
+    "Distributed-Setup",
+    "HogWild",
+    "Stale-Synchronous-Parallel",
+    "Gradient-Compression",
+    "Multiple-GPUs-Single-Machine",
+]
 NUM_PS = pytest.mark.parametrize("num_ps", [1, 2])
 
 
@@ -56,6 +62,8 @@ def same(played: list, expected: list, tolerance: float = 1e-6, scale: float = 1
 TRACES = {
     **dict.fromkeys(PLAIN, [0.1, 0.6, 0.89, 1.53, 1.541, 1.888]),
     "Dynamic-SGD": [0.1, 0.35, 0.495, 0.8275, 0.85275, 1.061375],
+    # B's first, at λ g² = 0.04 · 25 = 1, is what a fresh gradient would be: −4.9.
+    "DC-ASGD": [0.1, 0.59, 0.8635164, 1.4595633232],
     "DOWNPOUR-Easy": [1.0, 1.9470234337, 2.1095337814, 2.6448934384],
     "AGN": [0.195, 0.77, 0.946475, 1.448325],
 }
@@ -70,6 +78,16 @@ def test_trace_on_schedule_s(folder: str, num_ps: int) -> None:
     with Run(folder, start=[0.0] * 3, num_ps=num_ps) as run:
         played = run.play(schedule_s(len(trace)))
     same(played, list(zip(stale, trace, strict=True)))
+
+
+@NUM_PS
+def test_trace_of_dc_asgd_with_adaptive_variance(num_ps: int) -> None:
+    """λ₀ = 2, m = 0.95, a mean square for each worker; the last term turns the sign."""
+    flags = ["--variance=adaptive", "--strength=2", "--decay=0.95"]
+    with Run("DC-ASGD", *flags, start=[0.0] * 3, num_ps=num_ps) as run:
+        played = run.play(schedule_s(4))
+    trace = [0.1, 0.1527864, 0.3130012, 0.1983166]
+    same(played, list(zip([0, 1, 1, 1], trace, strict=True)))
 
 
 @pytest.mark.parametrize("folder", PLAIN)
@@ -171,7 +189,7 @@ def center_after(folder: str, *flags: str, schedule: str, **options: object) -> 
         return [push.center for push in run.play(schedule)]
 
 
-@pytest.mark.parametrize("folder", [*PLAIN, "Dynamic-SGD", "AGN"])
+@pytest.mark.parametrize("folder", [*PLAIN, "Dynamic-SGD", "DC-ASGD", "AGN"])
 def test_one_worker_is_plain_sgd(folder: str) -> None:
     flags = ["--window=1"] if folder in WINDOWED else []
     played = center_after(folder, *flags, schedule=in_turn(4, "A"), streams=STREAMS[:1])
@@ -227,6 +245,29 @@ def test_dynamic_sgd_in_steady_state_is_hogwild_at_eta_over_n(workers: int) -> N
     expected = center_after("HogWild", rate, **options)
     assert np.ptp(expected) > 0.5
     np.testing.assert_allclose(slow, expected, rtol=1e-6)
+
+
+@NUM_PS
+@pytest.mark.parametrize("variance", ["constant", "adaptive"])
+def test_dc_asgd_without_compensation_is_hogwild(variance: str, num_ps: int) -> None:
+    """λ₀ = 0, bit by bit; and with any λ₀ where nobody came between."""
+    flags = ["--variance=" + variance, "--strength=0"]
+    options = dict(start=[0.5, -1.0, 3.0], num_ps=num_ps)
+    plain = center_after("HogWild", schedule=schedule_s(8), **options)
+    off = center_after("DC-ASGD", *flags, schedule=schedule_s(8), **options)
+    np.testing.assert_array_equal(off, plain)
+    on = [flags[0], "--strength=3"]
+    alone = center_after("DC-ASGD", *on, schedule=in_turn(8), **options)
+    plain = center_after("HogWild", schedule=in_turn(8), **options)
+    np.testing.assert_array_equal(alone, plain)
+
+
+def test_dc_asgd_has_the_paper_s_strength() -> None:
+    for variance, strength in (("constant", 0.04), ("adaptive", 2.0)):
+        with Run("DC-ASGD", streams=STREAMS[:1]) as run:
+            run.flags = [f"--variance={variance}"]
+            args = run.args(0)
+        assert (args.strength, args.decay) == (strength, 0.95)
 
 
 @pytest.mark.parametrize("folder", ELASTIC)
@@ -332,6 +373,7 @@ def cases(draw: st.DrawFn) -> types.SimpleNamespace:
         schedule=", ".join(words),
         start=draw(batch),
         eta=draw(st.sampled_from([0.01, 0.05, 0.1, 0.3])),
+        strength=draw(st.sampled_from([0.0, 0.02, 0.1])),
         gamma=draw(st.sampled_from([0.05, 0.3, 1.0])),
         beta=draw(st.sampled_from([0.0, 0.3, 0.9])),
         delta=draw(st.sampled_from([0.0, 0.5, 0.9])),
@@ -342,8 +384,14 @@ def cases(draw: st.DrawFn) -> types.SimpleNamespace:
 
 RULES = {
     "HogWild": ([], rules.hogwild, ["eta"]),
+    "Stale-Synchronous-Parallel": (["staleness"], rules.hogwild, ["eta"]),
     "Multiple-GPUs-Single-Machine": ([], rules.hogwild, ["eta"]),
     "Dynamic-SGD": ([], rules.dynamic_sgd, ["eta"]),
+    "DC-ASGD": (
+        ["strength", "decay", "variance"],
+        rules.dc_asgd,
+        ["eta", "strength", "decay"],
+    ),
     "DOWNPOUR-Easy": (
         ["window", "server_learning_rate"],
         rules.downpour_easy,
@@ -376,6 +424,8 @@ def test_any_run_is_the_papers_rule(folder: str, case: types.SimpleNamespace) ->
     flags, rule, parameters = RULES[folder]
     case.alpha = case.beta / len(case.streams)
     case.server_learning_rate, case.momentum = case.gamma, case.delta
+    case.staleness = len(case.schedule)  # never reached; test_bounded.py has the rest
+    case.decay, case.variance = case.delta, "adaptive"
     arguments = [getattr(case, name) for name in parameters]
     schedule, start = harness.parse(case.schedule), np.array(case.start)
 
@@ -568,6 +618,7 @@ def test_placement(folder: str, num_ps: int) -> None:
         "DOWNPOUR": {"local", "local/Adagrad"},
         "AEASGD": {"x"},
         "AEAMSGD": {"x", "v"},
+        "Gradient-Compression": {"error", "momentum", "rounds"},
     }
     assert own == expected.get(folder, set())
     placed = {}
@@ -584,7 +635,7 @@ def test_placement(folder: str, num_ps: int) -> None:
             assert where.endswith("/job:worker/replica:0/task:1"), name
             continue
         number = int(name.split("part_")[1][0]) if "part_" in name else 0
-        number = number or int(name == "sum_1")
+        number = number or int(name in ("sum_1", "mean_square_1"))
         assert where.endswith(f"/job:ps/replica:0/task:{number}"), name
     assert shared | own <= set(placed) <= shared | own | fresh
 

@@ -79,6 +79,28 @@ MISTAKES = [
 ]
 # the same of the flags that one scheme has
 OWN_MISTAKES = [
+    ("DC-ASGD", {"--variance": "none"}, ["--variance", "'none'"]),
+    ("DC-ASGD", {"--strength": "-1"}, ["--strength", "'-1'"]),
+    ("DC-ASGD", {"--decay": "1"}, ["--decay", "'1'"]),
+    ("Stale-Synchronous-Parallel", {"--staleness": "-1"}, ["--staleness", "'-1'"]),
+    ("Gradient-Compression", {"--method": "zip"}, ["--method", "'zip'"]),
+    ("Gradient-Compression", {"--keep": "0"}, ["--keep", "'0'"]),
+    ("Gradient-Compression", {"--keep": "1.1"}, ["--keep", "'1.1'"]),
+    (
+        "Gradient-Compression",
+        {"--method": "sign", "--momentum": "0.9"},
+        ["--momentum needs topk or random_k"],
+    ),
+    (
+        "Gradient-Compression",
+        {"--error_feedback": "off", "--momentum": "0.9"},
+        ["--error_feedback on"],
+    ),
+    (
+        "Gradient-Compression",
+        {"--method": "int8", "--warmup": "5"},
+        ["--warmup 5", "--method int8 sends all elements"],
+    ),
     ("DOWNPOUR-Easy", {"--window": "0"}, ["--window", "'0'"]),
     ("DOWNPOUR-Easy", {"--server_learning_rate": "0"}, ["--server_learning_rate"]),
     ("AEASGD", {"--beta": "1"}, ["--beta", "'1'"]),

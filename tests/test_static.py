@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import re
@@ -95,7 +96,7 @@ def added(tree: Path, before: list[str]) -> list[str]:
 def test_copies_are_in_sync() -> None:
     done = run(sys.executable, "tools/copies.py")
     assert done.returncode == 0, done.stderr
-    diffs = len(EXAMPLES) - 1
+    diffs = sum(example.parent is not None for example in registry.of_family())
     modules = sum(n.startswith("cluster/") for c in COPIED.values() for n in c)
     assert modules > 10 * len(COPIES)
     assert re.fullmatch(
@@ -140,8 +141,12 @@ def test_every_file_is_checked(folder: str, tree: Path) -> None:
     example = registry.of(folder)
     names = copies.copied(example, PLAN)
     for name in names:
-        path = tree / folder / name
-        path.write_text(path.read_text() + "# one line more\n")
+        # Where a problem.py of one's own has the same as the others.
+        path, end = tree / folder / name, "\n# --- Model "
+        text, _, rest = path.read_text().partition(
+            end if name == "problem.py" else "\0"
+        )
+        path.write_text(f"{text}# one line more\n{end + rest if rest else ''}")
     found = added(tree, before)
     for name, there in names.items():
         if name in COPIED[folder]:
@@ -218,7 +223,8 @@ def test_registry() -> None:
         assert example.sentence.isascii()  # --list prints to any terminal
         assert len(example.folder + example.sentence) <= 83
     assert [e.folder for e in registry.of_family("ps")] == registry.folders("ps")
-    assert registry.folders("single") + registry.folders("ps") == EXAMPLES
+    families = [registry.folders(family) for family in registry.FAMILIES]
+    assert sorted(itertools.chain(*families)) == sorted(EXAMPLES)
     assert registry.script_of("DOWNPOUR-Easy") == "downpour_easy.py"
     grouped = [e for _, members in registry.by_group() for e in members]
     assert grouped == registry.EXAMPLES
@@ -247,9 +253,9 @@ def test_a_bad_registry_is_found(change: dict, finding: str) -> None:
 
 
 def test_a_family_without_its_reference_is_found() -> None:
-    examples = [e for e in registry.EXAMPLES if e.family != "single"]
+    examples = [e for e in registry.EXAMPLES if e.folder != "Distributed-Setup"]
     found = copies.registered(REPO, examples)
-    assert "registry: Non-Distributed-Setup is not of family single" in found
+    assert "registry: Distributed-Setup is not of family ps" in found
 
 
 def test_an_unregistered_folder_is_found(tree: Path) -> None:
@@ -350,6 +356,21 @@ def test_a_bad_script_is_found(old: str, new: str, finding: str, tree: Path) -> 
     assert finding in "\n".join(added(tree, before))
 
 
+def test_only_a_whole_program_has_modules_beside_its_script(tree: Path) -> None:
+    for folder, known in (("HogWild", False), ("Distributed-MNIST", True)):
+        before = copies.check(tree)[0]
+        (tree / folder / "beside.py").write_text('"""A module of its own."""\n')
+        line = "import cluster.exits\n"
+        script = tree / folder / registry.script_of(folder)
+        for name, wrong in (("beside", not known), ("nowhere", True)):
+            edit(script, BANNER, f"{BANNER}\nimport {name}\n{line}")
+            found = f"imports {name}, which it may not" in "\n".join(
+                added(tree, before)
+            )
+            assert found == wrong, (folder, name)
+            edit(script, f"\nimport {name}\n{line}", "")
+
+
 @pytest.mark.parametrize(
     ("folder", "least"), [("HogWild", 90), ("Non-Distributed-Setup", 0)]
 )
@@ -442,6 +463,7 @@ def test_a_header_may_have_the_functions_that_run_sh_calls(tree: Path) -> None:
     before = copies.check(tree)[0]
     functions = "task_env() { # job index\n  export CUDA_VISIBLE_DEVICES=$2\n}\n"
     functions += "look() { # ten times a second\n  date\n}\n"
+    functions += "after() { # when all went well\n  date\n}\n"
     edit(tree / "HogWild" / "run.sh", copies.MARKER, functions + copies.MARKER)
     assert added(tree, before) == []
 
@@ -458,9 +480,13 @@ def section(title: str, body: str) -> str:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Returns a committed tree of three toy examples, in sync."""
+    families = {toy.family: registry.FAMILIES[toy.family] for toy in TOYS}
+    monkeypatch.setattr(registry, "FAMILIES", families)
     root = tmp_path / "small"
+    families = {toy.family: registry.FAMILIES[toy.family] for toy in TOYS}
+    monkeypatch.setattr(registry, "FAMILIES", families)
     for toy in TOYS:
         folder, name = toy.folder, registry.script_of(toy.folder)
         (root / folder / "cluster").mkdir(parents=True)
@@ -924,11 +950,21 @@ def is_printed(message: str, templates: list[Template]) -> bool:
     return False
 
 
-# What the launcher, cluster/ and problem.py print; what argparse says is in its own.
+# What the launcher, cluster/, problem.py and whole programs print; not argparse.
+WHOLE = [
+    REPO / e.folder for e in registry.of_family() if registry.FAMILIES[e.family].whole
+]
 PRINTED = [
     *templates_of_bash((REPO / copies.REFERENCE / "run.sh").read_text()),
     *templates_of_python((REPO / copies.REFERENCE / "problem.py").read_text()),
     *(x for text in MODULES.values() for x in templates_of_python(text)),
+    *(x for f in WHOLE for x in templates_of_bash((f / "run.sh").read_text())),
+    *(
+        x
+        for folder in WHOLE
+        for path in folder.glob("*.py")
+        for x in templates_of_python(path.read_text())
+    ),
 ]
 PARSED = templates_of_python(Path(argparse.__file__).read_text())
 

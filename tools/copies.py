@@ -9,8 +9,9 @@
 every module of `cluster/` wherever a folder has it; a folder has those that its scripts
 import, directly or not, and no others. A script is divided by banners; the sections
 whose banner says `[algorithm]` are the scheme's own, all others are those of its
-family's reference. Which folders there are, and of which family, says registry.py.
-There is no list of exclusions: an idea is marked where it stands.
+family's reference. A `problem.py` with such a section is one of its own, and has the
+other sections of the usual one. Which folders there are, and of which family, says
+registry.py. There is no list of exclusions: an idea is marked where it stands.
 """
 
 import argparse
@@ -33,12 +34,12 @@ Examples = list[registry.Example]
 
 MARKER = "# --- identical in every example below this line ---\n"
 BANNER = re.compile(r"( *)# --- (\S.*?) (\[algorithm\] )?-{3,}\n")
-# Of run.sh: variables, and two functions that its shared part calls if they are there.
+# Of run.sh: variables, and functions that its shared part calls if they are there.
 HEADER = re.compile(
-    r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS)=\S+( +#.*)?|"
+    r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS|PEERS)=\S+( +#.*)?|"
     r"(MAX_RESTARTS|KILL)=\$\{.*\}( +#.*)?|began=0|"
 )
-HOOKS = re.compile(r"^(?:task_env|look)\(\) \{.*\n(?:(?: .*)?\n)*\}\n", re.M)
+HOOKS = re.compile(r"^(?:task_env|look|after)\(\) \{.*\n(?:(?: .*)?\n)*\}\n", re.M)
 DIFF = re.compile(r"(?<=<!-- diff:begin -->\n).*?(?=<!-- diff:end -->)", re.S)
 INDEX = re.compile(r"(?<=<!-- index:begin -->\n).*?(?=<!-- index:end -->)", re.S)
 ELSEWHERE = re.compile(
@@ -136,10 +137,10 @@ def plan(root: Path, examples: Examples) -> Plan:
 
 def copied(example: registry.Example, plan: Plan) -> dict[str, str]:
     """Returns each file of an example that has an original, and the original's path."""
-    reference = registry.FAMILIES[example.family].reference
+    family = registry.FAMILIES[example.family]
     shared = {
-        script_of(example.folder): f"{reference}/{script_of(reference)}",
-        "problem.py": f"{REFERENCE}/problem.py",
+        script_of(example.folder): f"{family.reference}/{script_of(family.reference)}",
+        "problem.py": f"{family.problem}/problem.py",
         "run.sh": f"{REFERENCE}/run.sh",
     }
     for module in sorted(plan.needs[example.folder]):
@@ -148,21 +149,35 @@ def copied(example: registry.Example, plan: Plan) -> dict[str, str]:
     return shared
 
 
+def own_problem(text: str) -> bool:
+    """Says whether a problem.py is one of its own, by its banners."""
+    return any(banner[3] for banner in BANNER.finditer(text))
+
+
 def split(name: str, text: str) -> list[Part]:
     """Divides a file into its parts; what precedes the first banner is its own."""
-    if name == "problem.py" or name.startswith("cluster/"):
-        return [Part("the file", False, 1, text)]
     lines = text.splitlines(keepends=True)
+    banners = [BANNER.fullmatch(line) for line in lines]
+    whole = name == "problem.py" and not own_problem(text)
+    if whole or name.startswith("cluster/"):
+        return [Part("the file", False, 1, text)]
     if name == "run.sh":
         cuts = [i for i, line in enumerate(lines) if line == MARKER][:1]
     else:
-        cuts = [i for i, line in enumerate(lines) if BANNER.fullmatch(line)]
+        cuts = [i for i, banner in enumerate(banners) if banner]
     parts = [Part("", True, 1, "".join(lines[: cuts[0] if cuts else len(lines)]))]
     for start, end in zip(cuts, [*cuts[1:], len(lines)], strict=bool(cuts)):
         banner = BANNER.fullmatch(lines[start])
         title, own = (banner[2], bool(banner[3])) if banner else ("the tail", False)
         parts.append(Part(title, own, start + 1, "".join(lines[start:end])))
     return parts
+
+
+def sections(name: str, text: str, reference: str) -> list[Part]:
+    """Divides an original as its copy `text` is divided."""
+    if name == "problem.py" and own_problem(text):
+        name = ""
+    return split(name, reference)
 
 
 def same(part: Part, other: Part) -> bool:
@@ -182,7 +197,7 @@ def compare(where: str, text: str, there: str, reference: str) -> list[str]:
     found = []
     name = where.partition("/")[2]
     parts = split(name, text)
-    originals = {part.title: part for part in split(name, reference)}
+    originals = {part.title: part for part in sections(name, text, reference)}
     titles, wanted = [part.title for part in parts], list(originals)
     if titles != wanted:
         found.append(f"{where}: its sections are {titles[1:]}, wanted {wanted[1:]}")
@@ -292,10 +307,13 @@ def declared(folder: Path) -> set[str]:
     return {re.split(r"[=<>~;\s\[]", line)[0] for line in lines if line[:1] not in "#"}
 
 
-def check_code(where: str, text: str, own: set[str] = frozenset()) -> list[str]:
+def check_code(
+    where: str, text: str, own: set[str] = frozenset(), beside: set[str] = frozenset()
+) -> list[str]:
     """Returns what is wrong with one Python file or launcher of an example.
 
-    `own` are packages that this folder may use, beside those that all may.
+    `own` are packages that this folder may use, beside those that all may, and `beside`
+    the modules of a whole program that lie beside its script.
     """
     folder, _, name = where.partition("/")
     module = name.startswith("cluster/")
@@ -321,6 +339,7 @@ def check_code(where: str, text: str, own: set[str] = frozenset()) -> list[str]:
         elif not module:
             allowed = allowed or wanted == "problem"
             allowed |= package in own and name != script_of(folder)
+            allowed |= wanted in beside
         if not allowed:
             found.append(f"{where}:{line}: imports {wanted}, which it may not")
     return found
@@ -360,11 +379,18 @@ def registered(root: Path, examples: Examples) -> list[str]:
         if example.parent and (parent is None or parent.family is None):
             found.append(f"{where}: no script of {example.parent} stands before it")
         known[example.folder] = example
-    orphans = [e.folder for e in registry.of_family(None, examples) if not e.parent]
+    whole = [name for name, family in registry.FAMILIES.items() if family.whole]
+    orphans = [
+        e.folder
+        for e in registry.of_family(None, examples)
+        if not e.parent and e.family not in whole
+    ]
     if len(orphans) > 1:
         found.append(f"registry: {' and '.join(orphans)} have no parent; one may")
+    used = {example.family for example in examples}
     for name, family in registry.FAMILIES.items():
-        if family.reference not in known or known[family.reference].family != name:
+        there = family.reference in known and known[family.reference].family == name
+        if name in used and not there:
             found.append(f"registry: {family.reference} is not of family {name}")
     return found
 
@@ -383,6 +409,9 @@ def check(root: Path, examples: Examples = registry.EXAMPLES) -> tuple[list[str]
         shared = copied(example, rooms)
         paths = [*(root / folder).glob("*.py"), *(root / folder).glob("cluster/*.py")]
         names = {path.relative_to(root / folder).as_posix() for path in paths}
+        beside = {name[:-3] for name in names if "/" not in name}
+        if not registry.FAMILIES[example.family].whole:
+            beside = set()
         for name in sorted(names | set(shared)):
             where, text = f"{folder}/{name}", read(root / folder / name)
             if not text:
@@ -400,7 +429,7 @@ def check(root: Path, examples: Examples = registry.EXAMPLES) -> tuple[list[str]
                     found += check_script(example, text, original)
                 if "/" not in name and name not in ("problem.py", "run.sh"):
                     scripts[where] = text
-                found += check_code(where, text, declared(root / folder))
+                found += check_code(where, text, declared(root / folder), beside)
             except SyntaxError as error:
                 found.append(f"{where}:{error.lineno}: {error.msg}")
         found += check_rooms(root, folder, rooms.needs[folder])
@@ -564,7 +593,7 @@ def repaired(root: Path, here: str, there: str, force: bool) -> tuple[str, list[
     found = []
     name = here.partition("/")[2]
     text, reference = read(root / here), read(root / there)
-    originals = {part.title: part for part in split(name, reference)}
+    originals = {part.title: part for part in sections(name, text, reference)}
     new = ""
     for part in split(name, text):
         original = originals.get(part.title, part)
@@ -572,7 +601,9 @@ def repaired(root: Path, here: str, there: str, force: bool) -> tuple[str, list[
             new += part.text
             continue
         old, base = (
-            {p.title: p.text for p in split(name, at_head(root, path))}.get(part.title)
+            {p.title: p.text for p in sections(name, text, at_head(root, path))}.get(
+                part.title
+            )
             for path in (here, there)
         )
         if part.text and not force and base == original.text and old != part.text:

@@ -15,10 +15,18 @@ import sys
 # A family is the scripts that share their sections. `reference` is the folder whose
 # sections the others repeat, `least` how many lines a script must have: the start, loop
 # and end of a cluster are in every script of `ps`, one process has none of that.
-Family = collections.namedtuple("Family", "reference least")
+# `problem` is the folder whose problem.py the others repeat. `whole` says that it is
+# programs: with modules beside the script, and no parent.
+Family = collections.namedtuple(
+    "Family", "reference least problem whole", defaults=["Distributed-Setup", False]
+)
 FAMILIES = {
     "single": Family("Non-Distributed-Setup", 0),
     "ps": Family("Distributed-Setup", 90),
+    "peers": Family("Ring-All-Reduce", 90),
+    "table": Family("Partitioned-Embedding", 90, "Partitioned-Embedding"),  # of rows
+    "client": Family("In-Graph-Replication", 90),  # one client for all workers
+    "program": Family("Distributed-MNIST", 90, whole=True),
 }
 
 # In the order in which a reader meets them.
@@ -27,6 +35,7 @@ GROUPS = (
     "Nobody waits",
     "Talk less",
     "Wait for each other",
+    "No parameter server",
     "Many devices, a split model",
     "Whole programs",
 )
@@ -90,6 +99,26 @@ EXAMPLES = [
         "[Jiang et al. 2017](https://doi.org/10.1145/3035918.3035933)",
     ),
     Example(
+        "DC-ASGD",
+        "HogWild",
+        "Nobody waits",
+        "ps",
+        "a first-order term repairs what the gradient missed meanwhile.",
+        "async",
+        "gradient, compensated for its delay on the ps",
+        "[Zheng et al. 2017](https://arxiv.org/abs/1609.08326)",
+    ),
+    Example(
+        "Stale-Synchronous-Parallel",
+        "HogWild",
+        "Nobody waits",
+        "ps",
+        "nobody is more than s rounds ahead of the slowest.",
+        "async within a bound",
+        "gradient",
+        "[Ho et al. 2013](https://proceedings.neurips.cc/paper/2013/hash/b7bb35b9c6ca2aee2df08cf09d7016c2-Abstract.html)",
+    ),
+    Example(
         "DOWNPOUR-Easy",
         "HogWild",
         "Talk less",
@@ -140,6 +169,16 @@ EXAMPLES = [
         "[Zhang et al. 2015](https://arxiv.org/abs/1412.6651)",
     ),
     Example(
+        "Gradient-Compression",
+        "HogWild",
+        "Talk less",
+        "ps",
+        "push few bytes, and keep what was left out for the next push.",
+        "async",
+        "gradient as its k largest elements, as signs or as bytes",
+        "[Lin et al. 2018](https://arxiv.org/abs/1712.01887)",
+    ),
+    Example(
         "Synchronous-SGD",
         "HogWild",
         "Wait for each other",
@@ -170,6 +209,36 @@ EXAMPLES = [
         "–",
     ),
     Example(
+        "Ring-All-Reduce",
+        "Synchronous-SGD",
+        "No parameter server",
+        "peers",
+        "no ps, the workers add up their gradients among themselves.",
+        "sync",
+        "pieces of the gradient, from worker to worker",
+        "[Patarasuk & Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)",
+    ),
+    Example(
+        "Local-SGD",
+        "Ring-All-Reduce",
+        "No parameter server",
+        "peers",
+        "every worker trains alone for T steps, then all average their weights.",
+        "sync",
+        "pieces of the weights, every T steps",
+        "[Stich 2019](https://arxiv.org/abs/1805.09767)",
+    ),
+    Example(
+        "DiLoCo",
+        "Local-SGD",
+        "No parameter server",
+        "peers",
+        "AdamW on every worker, Nesterov momentum on what all have moved in T steps.",
+        "sync",
+        "pieces of the movement of T steps, to an outer optimizer",
+        "[Douillard et al. 2023](https://arxiv.org/abs/2311.08105)",
+    ),
+    Example(
         "Multiple-GPUs-Single-Machine",
         "HogWild",
         "Many devices, a split model",
@@ -180,6 +249,36 @@ EXAMPLES = [
         "–",
     ),
     Example(
+        "In-Graph-Replication",
+        "Distributed-Setup",
+        "Many devices, a split model",
+        "client",
+        "one client builds one graph, with a tower on every worker.",
+        "sync, or async by a flag",
+        "gradient",
+        "[Abadi et al. 2016](https://arxiv.org/abs/1603.04467)",
+    ),
+    Example(
+        "Model-Parallelism",
+        "In-Graph-Replication",
+        "Many devices, a split model",
+        "client",
+        "layers on different workers, micro-batches in a pipeline.",
+        "sync",
+        "activations, and their gradients",
+        "[Huang et al. 2019](https://arxiv.org/abs/1811.06965)",
+    ),
+    Example(
+        "Partitioned-Embedding",
+        "HogWild",
+        "Many devices, a split model",
+        "table",
+        "a table in slices on the ps, of which only touched rows move.",
+        "async",
+        "gradient of touched rows",
+        "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)",
+    ),
+    Example(
         "Fault-Tolerance",
         "HogWild",
         "Whole programs",
@@ -188,6 +287,16 @@ EXAMPLES = [
         "async",
         "gradient",
         "[Abadi et al. 2016](https://arxiv.org/abs/1605.08695)",
+    ),
+    Example(
+        "Distributed-MNIST",
+        None,
+        "Whole programs",
+        "program",
+        "a whole program, from image files to a model that is served.",
+        "either",
+        "gradients of named variables",
+        "[LeCun et al. 1998](https://doi.org/10.1109/5.726791)",
     ),
 ]
 

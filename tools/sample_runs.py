@@ -51,19 +51,24 @@ def shorten(lines: list[str]) -> list[str]:
     """Returns at most MOST lines: the first, the last, and a mark between."""
     if len(lines) <= MOST:
         return lines
-    # The last four are of the chief: the last step, two paths, the accuracy.
-    return [*lines[: MOST - 5], "...", *lines[-4:]]
+    # Four of the chief's: the last step, two paths, the test; and what comes after.
+    tests = [i for i, line in enumerate(lines) if line.startswith("[worker 0] test ")]
+    end = lines[tests[-1] - 3 :]
+    return [*lines[: MOST - 1 - len(end)], "...", *end]
 
 
 def block(lines: list[str], results: list[dict]) -> str:
     """Returns the text that goes into the README."""
-    accuracy = [result["test_accuracy"] for result in results]
+    keys = [key for key in results[0] if key.startswith("test_")]
+    metric = next(key for key in keys if key != "test_loss")
+    values = [result[metric] for result in results]
     seconds = [result["seconds"] for result in results]
     shown = "\n".join(["$ bash run.sh", *shorten(lines)])
     return (
         f"```text\n{shown}\n```\n\n"
-        f"Two runs, `for s in 0 1; do bash run.sh --seed $s; done`: test "
-        f"accuracy {min(accuracy):.4f} to {max(accuracy):.4f},\n{min(seconds):.1f} to "
+        f"Two runs, `for s in 0 1; do bash run.sh --seed $s; done`: "
+        f"{metric.replace('_', ' ')} {min(values):.4f} to {max(values):.4f},\n"
+        f"{min(seconds):.1f} to "
         f"{max(seconds):.1f} s from first to last update, mean staleness "
         f"{min(r['mean_staleness'] for r in results):.2f} to "
         f"{max(r['mean_staleness'] for r in results):.2f}\n"

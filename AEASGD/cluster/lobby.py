@@ -8,7 +8,7 @@ import os
 import socket
 import time
 
-from cluster import fingerprint, ports, watch
+from cluster import addresses, fingerprint, ports, watch
 from cluster import tensorflow_v1 as tf
 from cluster.exits import fail
 from cluster.incarnation import Incarnation, silence
@@ -31,8 +31,9 @@ class Lobby:
             quiet = silence(run.beats[0])[me]
             self.about = [run.fingerprint.value(), run.owners[me], quiet]
             beats, reason = run.beat(), run.reason.value()
+        self.serving = addresses.serving(args)
         self.heart = watch.Heart(
-            self.graph, target, config, beats, reason, args.ps_hosts, args.patience
+            self.graph, target, config, beats, reason, self.serving, args.patience
         )
 
     def name(self):
@@ -43,14 +44,15 @@ class Lobby:
         return tf.Session(self.target, self.graph, watch.in_time(self.config))
 
     def wait_for_ps(self, patience):
-        """Returns when every ps accepts connections."""
-        hosts = self.args.ps_hosts
+        """Returns when every ps accepts connections, or whoever else serves."""
+        tasks, hosts = list(self.serving), list(self.serving.values())
 
         def what():
-            index = watch.silent_ps(hosts) or 0
-            if not ports.is_known(hosts[index]):
-                return f"ps {index}: nobody knows the name in {hosts[index]}"
-            return f"ps {index}: nothing answers at {hosts[index]}"
+            number = watch.silent_ps(hosts) or 0
+            (job, index), host = tasks[number], hosts[number]
+            if not ports.is_known(host):
+                return f"{job} {index}: nobody knows the name in {host}"
+            return f"{job} {index}: nothing answers at {host}"
 
         watch.wait(lambda: watch.silent_ps(hosts) is None, what, patience)
 
@@ -75,7 +77,8 @@ class Lobby:
                 theirs, owner, quiet = session.run(self.about)
             different = fingerprint.difference(self.said, theirs.decode())
             if different:
-                fail(f"this task is not of the run that ps 0 serves: {different}")
+                job, _ = next(iter(self.serving))
+                fail(f"this task is not of the run that {job} 0 serves: {different}")
             host, _, process = owner.decode().partition(" ")
             # On one host the port was free, so that the one before is gone.
             if host in ("", self.host) or quiet > GONE:

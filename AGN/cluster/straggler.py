@@ -20,6 +20,6 @@ def slowed(loss, args):
     def slow_loss(vector, batch):
         sleep = tf.py_func(lambda _: time.sleep(seconds), [vector[0]], [])
         with tf.control_dependencies([sleep]):
-            return loss(tf.identity(vector), batch)
+            return loss(tf.nest.map_structure(tf.identity, vector), batch)
 
     return slow_loss

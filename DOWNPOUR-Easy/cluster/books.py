@@ -5,6 +5,7 @@ The lock covers number and entry only; when the update is applied is up to the s
 """
 
 import contextlib
+import copy
 
 import numpy as np
 
@@ -77,6 +78,23 @@ class Books:
                 self.step.assign(tf.reduce_sum(table[:, 0]), read_value=False),
             ]
 
+    def of(self, workers):
+        """Returns these books as several workers write in them, for one update of all.
+
+        It is the first one's update; each has its round, examples and bytes.
+        """
+        these = copy.copy(self)
+        these.me = workers[0] if len(workers) == 1 else np.array(workers)
+        return these
+
+    def _each(self, row, update):
+        """Returns what is added to the row of each worker that writes: see `of`."""
+        if not np.ndim(self.me):
+            return row, update
+        others = np.ones([len(self.me), len(COLUMNS)], np.int64)
+        others[1:, COLUMNS.index("updates")] = 0
+        return row * others, tf.broadcast_to(update, [len(self.me), len(EXTREMES)])
+
     def read_step(self, after=()):
         """Returns the count of updates, int64 on ps 0, as a pull finds it."""
         with tf.device(self.device):
@@ -114,6 +132,7 @@ class Books:
         now = tf.timestamp()
         most = tf.stack([-now, now, tf.cast(staleness, tf.float64)])
         least = tf.constant([LEAST, LEAST, 0.0], tf.float64)
+        row, most = self._each(row, tf.where(applied, most, least))
         return [
             tf.raw_ops.ResourceScatterAdd(
                 resource=self.table.handle,
@@ -123,7 +142,7 @@ class Books:
             tf.raw_ops.ResourceScatterMax(
                 resource=self.extremes.handle,
                 indices=self.me,
-                updates=tf.where(applied, most, least),
+                updates=most,
             ),
         ]
 
@@ -135,25 +154,28 @@ class Books:
             applied = tf.identity(applied)
         return Entry(number, staleness, applied, packed)
 
-    def enter(self, pushed, examples, pulled, seen=None):
+    def enter(self, pushed, examples, pulled, seen=None, sent=None):
         """Numbers an update that is applied as it comes; returns its Entry.
 
         `pushed` are the pieces that arrived on the ps, `pulled` what this worker got,
-        `examples` how many it used; `seen` the count of updates at its pull.
+        `examples` how many it used; `seen` the count of updates at its pull; `sent` the
+        bytes pushed and pulled, int64 [2], where the shapes do not say.
         """
         after = [pushed[0]] if seen is None else [pushed[0], seen]
+        with tf.device(self.device):
+            if sent is None:
+                sent = size(*pushed), size(*tf.nest.flatten(pulled))
+            up, down = sent[0], sent[1]
+        # Who has the lock does not wait for another ps.
+        after += [count for count in (up, down) if tf.is_tensor(count)]
         with self.locked(after) as (joined, done):
             number = self.step.read_value()
             applied = tf.logical_and(joined, number < self.steps)
             # staleness := updates applied between pull and push
             staleness = tf.zeros_like(number) if seen is None else number - seen
-            row = self.row(staleness=1) * staleness + self.row(
-                updates=1,
-                rounds=1,
-                examples=examples,
-                pushed=size(*pushed),
-                pulled=size(pulled),
-            )
+            row = self.row(updates=1, rounds=1, examples=examples)
+            row += self.row(pushed=1) * up + self.row(pulled=1) * down
+            row += self.row(staleness=1) * staleness
             done += self.write(row, applied, applied, staleness)
             one = tf.cast(applied, tf.int64)
             done.append(self.step.assign_add(one, read_value=False))

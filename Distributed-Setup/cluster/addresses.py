@@ -13,11 +13,12 @@ LOOKS = (
 )
 
 
-def from_tf_config(text):
+def from_tf_config(text, with_ps=True):
     """Returns job, index, ps hosts and worker hosts of one task, from TF_CONFIG's text.
 
     TF_CONFIG is the variable that Kubeflow, Vertex AI and SageMaker set; its chief
     counts as worker 0. The hosts are separated by commas, as the flags have them.
+    `with_ps` says whether the cluster must have a ps or may not have one.
     """
     try:
         config = json.loads(text)
@@ -35,14 +36,17 @@ def from_tf_config(text):
             f"TF_CONFIG: {sparse[0]} is a dict (Kubeflow's enableDynamicWorker): every "
             "task must know the addresses of all, as a list"
         )
-    if job == "evaluator":
-        raise ValueError("TF_CONFIG: no evaluator is needed, the chief evaluates")
-    hosts.pop("evaluator", None)  # of another program: not mine
+    # An evaluator has no part in the cluster, whether it is listed or not.
+    listed = hosts.pop("evaluator", None)
     for name in hosts:
         if name not in ("chief", "master", "worker", "ps"):
             raise ValueError(f"TF_CONFIG: the cluster has an unknown job {name!r}")
-    if not hosts.get("ps"):
+    if with_ps and not hosts.get("ps"):
         raise ValueError("TF_CONFIG: the cluster has no ps to hold the parameters")
+    if hosts.get("ps") and not with_ps:
+        raise ValueError("TF_CONFIG: the cluster has a ps, and this scheme has none")
+    if job == "evaluator":
+        hosts[job] = listed or [""]
     if job not in hosts:
         raise ValueError(
             f"TF_CONFIG: the task is of job {job!r}, which the cluster does not have"
@@ -55,7 +59,7 @@ def from_tf_config(text):
             f"TF_CONFIG: {job} index {index} is not in 0..{len(hosts[job]) - 1}"
         )
     return (
-        "ps" if job == "ps" else "worker",
+        job if job in ("ps", "evaluator") else "worker",
         index + (len(chief) if job == "worker" else 0),
         ",".join(hosts.get("ps", [])),
         ",".join(chief + hosts.get("worker", [])),
@@ -68,10 +72,10 @@ def _texts(addresses):
     return list(map(str, addresses))
 
 
-def host_lists(ps_hosts, worker_hosts):
-    """Returns the two lists of host:port behind the two flags' texts."""
+def host_lists(**texts):
+    """Returns the list of host:port behind the text of each flag."""
     seen, lists = {}, []
-    for flag, text in (("ps_hosts", ps_hosts), ("worker_hosts", worker_hosts)):
+    for flag, text in texts.items():
         if not text:
             raise ValueError(f"--{flag} is empty: name at least one host:port")
         lists.append(text.split(","))
@@ -99,6 +103,30 @@ def of_this_task(job, index, hosts):
             f"0..{len(hosts) - 1}"
         )
     return hosts[index]
+
+
+def serving(args):
+    """Returns {task: address} of those who must be there before a run can begin.
+
+    A task is (job, index); the first keeps what all agree on. They are the ps, who
+    serve until the chief sends them home, and the other workers where one client builds
+    the graph of all; in a scheme without ps the chief.
+    """
+    found = {("ps", i): address for i, address in enumerate(args.ps_hosts)}
+    if clients(args) == 1:
+        others = list(enumerate(args.worker_hosts))[1:]
+        found.update({("worker", k): address for k, address in others})
+    return found or {("worker", 0): args.worker_hosts[0]}
+
+
+def clients(args):
+    """Returns how many workers build a graph and run it: all, or the chief for all."""
+    return 1 if getattr(args, "one_client", False) else len(args.worker_hosts)
+
+
+def device(task):
+    """Returns the device of a task (job, index)."""
+    return "/job:{}/task:{}".format(*task)
 
 
 def check_port(job, address):

@@ -2,6 +2,8 @@
 
 import collections
 
+from cluster import tensorflow_v1 as tf
+
 # Columns of the books, a row a worker. The updates of all rows are the global step.
 COLUMNS = ("updates", "rounds", "dropped", "staleness", "examples", "pushed", "pulled")
 # The largest of each, a row a worker: the time of the first push is negated for that.
@@ -19,5 +21,15 @@ Entry = collections.namedtuple("Entry", "number staleness applied packed")
 
 
 def size(*tensors):
-    """Returns the bytes that these tensors take in a message, from their shapes."""
-    return sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
+    """Returns the bytes that these tensors take in a message, from their shapes.
+
+    A number; an int64 scalar, counted where they are, if a shape is not known before.
+    """
+    return sum(_elements(tensor) * tensor.dtype.size for tensor in tensors)
+
+
+def _elements(tensor):
+    if tensor.shape.is_fully_defined():
+        return tensor.shape.num_elements()
+    with tf.device(tensor.device):
+        return tf.size(tensor, out_type=tf.int64)

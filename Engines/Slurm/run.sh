@@ -97,7 +97,7 @@ rehearse() {
     file=sweep.sbatch
     flags+=(--array="0-$((${#rates[@]} - 1))%1")
     for rate in "${rates[@]}"; do
-      (OPTIONS+=(--learning_rate "$rate") && check)
+      check --learning_rate "$rate"
     done
   fi
   daemons

@@ -1,5 +1,7 @@
 """What the tasks of a run agree on, in variables on the ps. `protocol` calls it.
 
+In a run without ps they are on the chief, and `meeting` calls it.
+
 A run has incarnations: the first start, and one after each restore. What lives on the
 ps beside the model is `temporary`: it belongs to an incarnation. The chief closes the
 old one before it restores, and opens the next one when all is in place; a worker joins
@@ -8,6 +10,7 @@ after that. A push of a worker that has not joined is not applied.
 
 import math
 
+from cluster import addresses
 from cluster import tensorflow_v1 as tf
 
 
@@ -26,13 +29,15 @@ def temporary(name, initial, shape=None):
     )
 
 
-def beats(ps, workers):
-    """Returns the variable on a ps that has each worker's last sign of life [workers].
+def beats(task, workers):
+    """Returns the variable on a task with each worker's last sign of life [workers].
 
-    It is a time in seconds, float64, by the clock of that ps.
+    The task is (job, index). It is a time in seconds, float64, by the clock there.
     """
-    with tf.device(f"/job:ps/task:{ps}"):
-        return temporary(f"beats_{ps}", tf.zeros([workers], tf.float64))
+    job, index = task
+    name = f"beats_{index}" if job == "ps" else f"beats_{job}_{index}"
+    with tf.device(addresses.device(task)):
+        return temporary(name, tf.zeros([workers], tf.float64))
 
 
 def silence(variable):
@@ -48,8 +53,9 @@ class Incarnation:
     """
 
     def __init__(self, args):
-        self.me, self.workers = args.task_index, len(args.worker_hosts)
-        self.device = "/job:ps/task:0"
+        self.me, self.workers = args.task_index, addresses.clients(args)
+        tasks = list(addresses.serving(args))
+        self.device = addresses.device(tasks[0])
         none = tf.fill([self.workers], "")
         with tf.device(self.device):
             self.number = temporary("incarnation", tf.zeros([], tf.int64))  # 0: closed
@@ -60,7 +66,7 @@ class Incarnation:
             nothing = tf.fill([self.workers], tf.constant(math.nan, tf.float64))
             self.reports = temporary("reports", nothing)
             self.reason = temporary("reason", tf.constant(""))  # why the run failed
-        self.beats = [beats(ps, self.workers) for ps in range(len(args.ps_hosts))]
+        self.beats = [beats(task, self.workers) for task in tasks]
         # Operations of the scheme: of the chief, of a worker that joins, now and then.
         self.on_open, self.on_join, self.on_beat = [], [], []
 
@@ -77,6 +83,14 @@ class Incarnation:
             with tf.control_dependencies([said]):
                 number = tf.cast(1e6 * tf.timestamp(), tf.int64)
                 return self.number.assign(number, read_value=False)
+
+    def returned(self):
+        """Chief: (is it there, what makes it) for the beats of each serving worker.
+
+        One that came back has lost nothing else. A ps has lost its part of the model.
+        """
+        beats = [b for b in self.beats if "job:worker" in b.device]
+        return [(b.is_initialized(), b.initializer) for b in beats]
 
     def join(self, name):
         """Returns the operations by which this worker takes part in an incarnation.

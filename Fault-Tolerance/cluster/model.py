@@ -3,7 +3,7 @@
 import contextlib
 import os
 
-from cluster import checkpoint, start, watch
+from cluster import addresses, start, watch
 from cluster import tensorflow_v1 as tf
 
 NAME = "model.ckpt"  # of a checkpoint, as MonitoredTrainingSession has it
@@ -12,13 +12,13 @@ NAME = "model.ckpt"  # of a checkpoint, as MonitoredTrainingSession has it
 class Model:
     """Chief: what it does with the variables of the graph that is being built."""
 
-    def __init__(self, args, kept):
-        """`kept` are the Books of the run."""
+    def __init__(self, args, kept, saver):
+        """`kept` are the Books of the run, `saver(close, alive)` makes the saver."""
         self.args, self.books, self.graph = args, kept, tf.get_default_graph()
         self.close = kept.incarnation.close()
         self.uninitialised = tf.report_uninitialized_variables(tf.global_variables())
         self.initializer = tf.global_variables_initializer()
-        self.saver = checkpoint.saver(self.close, self.alive)
+        self.saver = saver(self.close, self.alive)
 
     def alive(self, session):
         """Says whether a whole model, and an open incarnation, are on the ps."""
@@ -41,7 +41,7 @@ class Model:
         """
 
         def save():
-            if watch.silent_ps(self.args.ps_hosts) is not None:
+            if watch.silent_ps(addresses.serving(self.args).values()) is not None:
                 return
             limited = watch.in_time(config)
             with (

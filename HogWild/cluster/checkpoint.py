@@ -4,10 +4,12 @@ from cluster import tensorflow_v1 as tf
 from cluster.exits import fail
 
 
-def saver(close=(), alive=lambda session: False):
+def saver(close=(), alive=lambda session: False, fill=None, **options):
     """Returns a saver that runs the operations `close` before it restores anything.
 
     It restores nothing when the model is `alive` on the ps: nothing was lost then.
+    `fill(saver, session, path)` restores the variables, as `tf.train.Saver.restore`
+    does; `options` are those of `tf.train.Saver`.
     """
 
     class Saver(tf.train.Saver):
@@ -21,7 +23,7 @@ def saver(close=(), alive=lambda session: False):
             session.run(close)
             try:
                 self._check_shapes(tf.train.load_checkpoint(path))
-                super().restore(session, path)
+                (fill or tf.train.Saver.restore)(self, session, path)
             except (tf.errors.UnavailableError, tf.errors.AbortedError):
                 raise  # the ps may come back
             except (tf.errors.OpError, ValueError) as error:
@@ -52,4 +54,4 @@ def saver(close=(), alive=lambda session: False):
                     print(f"cannot save: {reason[0]}; training goes on")
                 self.complained = True
 
-    return Saver()
+    return Saver(**options)

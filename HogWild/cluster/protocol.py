@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from cluster import fingerprint, lobby, model, serve, watch
+from cluster import addresses, checkpoint, fingerprint, lobby, model, serve, watch
 from cluster import tensorflow_v1 as tf
 from cluster.account import account
 from cluster.exits import Failure
@@ -24,10 +24,11 @@ from cluster.lobby import GONE
 class Protocol:
     """worker: start, what follows a loss, and end; a context for the whole run."""
 
-    def __init__(self, args, target, config, kept, elements):
+    def __init__(self, args, target, config, kept, elements, saver=checkpoint.saver):
         """`kept` are the Books of the run, `target` and `config` a session's.
 
-        `elements` is the size P of the center variable.
+        `elements` is the size P of the center variable; `saver(close, alive)` makes
+        what saves and restores it.
         """
         self.args, self.target, self.config, self.books = args, target, config, kept
         self.chief = args.task_index == 0
@@ -37,13 +38,13 @@ class Protocol:
         self.done = False
         self.graph = tf.get_default_graph()
         with tf.name_scope("protocol"):
-            self._build(said)
+            self._build(said, saver)
 
-    def _build(self, said):
+    def _build(self, said, saver):
         kept = self.books
         run = kept.incarnation
-        self.model = model.Model(self.args, kept)
-        self.join = run.join(self.lobby.name())
+        self.model = model.Model(self.args, kept, saver)
+        self.join, self.returned = run.join(self.lobby.name()), run.returned()
         self.open, self.wake = run.open(said, kept.prepare()), run.on_open
         # A look at the run touches every ps, or it would not notice the loss of one.
         self.look = [kept.step, run.reason, *[beats.value() for beats in run.beats]]
@@ -53,17 +54,16 @@ class Protocol:
             self.reports = run.reports.value(), silence(run.beats[0])
             self.text = tf.placeholder(tf.string, [])
             self.fail = run.reason.assign(self.text, read_value=False)
-        self.home = [
-            serve.home(ps).enqueue(True) for ps in range(len(self.args.ps_hosts))
-        ]
+        tasks = addresses.serving(self.args)
+        self.home = [serve.home(task).enqueue(True) for task in tasks]
 
     # --- Start ----------------------------------------------------------------
 
     def scaffold(self, initializer, feed):
         """Returns the Scaffold of the session: what is run when it is created.
 
-        `initializer` and `feed` are the input pipeline's. The saver is not sharded: the
-        chief writes all, and no directory need be shared.
+        `initializer` and `feed` are the input pipeline's. The usual saver is not
+        sharded: the chief writes all, and no directory need be shared.
         """
         return tf.train.Scaffold(
             init_op=tf.no_op(),
@@ -87,6 +87,9 @@ class Protocol:
         """Opens an incarnation if the chief has to, and joins it."""
         if self.chief:
             if self.model.alive(session):
+                for there, make in self.returned:
+                    if not session.run(there):
+                        session.run(make)
                 step = session.run(self.books.step)
                 print(f"goes on with the model on the ps, at global step {step}")
             else:

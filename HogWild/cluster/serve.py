@@ -1,7 +1,8 @@
-"""What a ps does: it serves until it is sent home. Scripts call it."""
+"""What a ps does, or a worker without a client: it serves. Scripts call it."""
 
 import time
 
+from cluster import addresses
 from cluster import tensorflow_v1 as tf
 from cluster.exits import AGAIN, leave_now
 from cluster.incarnation import beats, silence
@@ -10,9 +11,9 @@ from cluster.watch import STARTING
 LOOK = 0.2  # seconds between two looks whether the end has come
 
 
-def home(ps):
-    """Returns the queue on a ps into which the chief puts a token at the end."""
-    with tf.device(f"/job:ps/task:{ps}"):
+def home(task):
+    """Returns the queue on a task into which the chief puts a token at the end."""
+    with tf.device(addresses.device(task)):
         return tf.FIFOQueue(-1, tf.bool, [[]], shared_name="home")
 
 
@@ -21,11 +22,12 @@ def serve(server, args):
 
     A ps of which every worker has long been silent ends as a failure.
     """
-    me = args.task_index
+    me = args.job_name, args.task_index
     told = home(me).size()
-    quiet = tf.reduce_min(silence(beats(me, len(args.worker_hosts))))
-    config = tf.ConfigProto(device_filters=[f"/job:ps/task:{me}"])
-    print(f"ps {me} of {len(args.ps_hosts)} serves at {args.address}")
+    quiet = tf.reduce_min(silence(beats(me, addresses.clients(args))))
+    config = tf.ConfigProto(device_filters=[addresses.device(me)])
+    of = len(getattr(args, f"{args.job_name}_hosts"))
+    print(f"{args.job_name} {args.task_index} of {of} serves at {args.address}")
     limit = STARTING * args.patience
     began = time.monotonic()
     with tf.Session(server.target, config=config) as session:

@@ -25,16 +25,24 @@ def _wait(after):
     return tf.control_dependencies(tf.nest.flatten(after))
 
 
+def read(variables, after=()):
+    """Returns the values of variables, each read where it is: in a pull, its pieces.
+
+    `after` has what the read of each one waits for.
+    """
+    values = []
+    for i, variable in enumerate(variables):
+        with tf.device(variable.device), _wait(after[i : i + 1]):
+            values.append(variable.read_value())
+    return values
+
+
 def pull(center, after=()):
     """Returns the center variable [P] on this worker, one message from each ps.
 
-    `after` has what the read of each piece waits for.
+    `after` is as in `read`.
     """
-    pieces = []
-    for i, variable in enumerate(center):
-        with tf.device(variable.device), _wait(after[i : i + 1]):
-            pieces.append(variable.read_value())
-    return tf.concat(pieces, axis=0)
+    return tf.concat(read(center, after), axis=0)
 
 
 def push(vector, center):
@@ -42,11 +50,17 @@ def push(vector, center):
 
     One message to each ps; what is done with them there is the scheme's update.
     """
-    pieces = tf.split(vector, [piece.shape.num_elements() for piece in center])
-    for i, variable in enumerate(center):
+    sizes = [piece.shape.num_elements() for piece in center]
+    return send(tf.split(vector, sizes), center)
+
+
+def send(tensors, variables):
+    """Returns the tensors, each on the ps that has the variable of the same place."""
+    arrived = []
+    for tensor, variable in zip(tensors, variables, strict=True):
         with tf.device(variable.device):
-            pieces[i] = tf.identity(pieces[i])
-    return pieces
+            arrived.append(tf.identity(tensor))
+    return arrived
 
 
 def only_if(condition, make):

@@ -30,7 +30,9 @@ def rounds(one_round, first, count):
             built.append(one_round(last))
         if len(built) == 2 < count:
             whole = graph.as_graph_def()
-            second = [n for n in whole.node if n.name.startswith(scope(1) + "/")]
+            around = graph.get_name_scope()  # of all rounds, if there is one
+            head = f"{around}/{scope(1)}/".lstrip("/")
+            second = [n for n in whole.node if n.name.startswith(head)]
             if not _is_one_of_a_kind(second, whole.library):
                 _copy(graph, second, count)
                 built += [_named(graph, built[1], n) for n in range(2, count)]

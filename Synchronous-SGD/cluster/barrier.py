@@ -125,7 +125,7 @@ class Barrier:
                 rounds=1,
                 examples=examples,
                 pushed=rows.size(*pushed),
-                pulled=rows.size(pulled),
+                pulled=rows.size(*tf.nest.flatten(pulled)),
             )
             done += kept.write(kept.row(dropped=1, **made), late, applied, 0)
             done.append(

@@ -83,11 +83,14 @@ class Heart(threading.Thread):
     also = (None, ())  # (graph, operations) that are run with every beat, of a scheme
 
     def __init__(self, graph, target, config, operations, reason, addresses, patience):
-        """`reason` is a tensor: why the run has failed, empty if it has not."""
+        """`addresses` are {task: address} of those who serve, in the same order.
+
+        `reason` is a tensor: why the run has failed, empty if it has not.
+        """
         super().__init__(daemon=True)
         self.graph, self.operations, self.reason = graph, operations, reason
         self.target, self.config = target, in_time(config)
-        self.addresses, self.patience = addresses, patience
+        self.addresses, self.patience = list(addresses.items()), patience
         self.stopped = threading.Event()
 
     def stop(self):
@@ -97,8 +100,9 @@ class Heart(threading.Thread):
 
     def _be_patient(self, ps, quiet):
         if quiet > self.patience and not self.stopped.is_set():
-            where = f"ps {ps} at {self.addresses[ps]}"
-            leave_now(f"no answer in {quiet:.0f} s from {where}", AGAIN)
+            (job, index), where = self.addresses[ps]
+            said = f"no answer in {quiet:.0f} s from {job} {index} at {where}"
+            leave_now(said, AGAIN)
 
     def run(self):
         heard = [time.monotonic()] * len(self.operations)

@@ -1,0 +1,190 @@
+"""DiLoCo: AdamW on every worker, Nesterov momentum on what all have moved in T steps.
+
+    worker  takes T inner steps, then with all others one outer step on the mean move
+
+        x ← AdamW(x; ∇ loss(x; a fresh mini-batch))   (worker, T times from x = w)
+        Δ := (1/N) ∑ (w − x_k)                        (all, in 2 (N − 1) steps)
+        u ← μ u + Δ,  w ← w − η_o (Δ + μ u),  x ← w   (worker, the same on every one)
+
+Differs from Local-SGD: what all have moved is the gradient of an outer optimizer.
+Paper: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language
+Models, 2023, arXiv 2311.08105, Algorithm 1. With --fragments w is synchronised piece by
+piece: Douillard et al., Streaming DiLoCo, 2025, arXiv 2501.18512.
+Run: bash run.sh
+"""
+
+# --- Imports [algorithm] -----------------------------------------------------
+
+import problem
+from cluster import (
+    exits,
+    flags,
+    fragments,
+    lockstep,
+    meeting,
+    report,
+    ring,
+    rounds,
+    start,
+    straggler,
+)
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+
+# --- Flags [algorithm] -------------------------------------------------------
+
+
+def parse_args(argv=None):
+    parser = flags.parser("DiLoCo", __doc__)
+    flags.add_cluster_flags(parser, jobs=["worker"])
+    add = parser.add_argument
+    add("--window", type=flags.positive_int, default=50, help="T, inner steps")
+    add("--weight_decay", type=flags.fraction, default=0.1, help="λ of AdamW")
+    add("--outer_learning_rate", type=flags.positive, default=0.7, help="η_o")
+    add("--momentum", type=flags.fraction, default=0.9, help="μ, outer, Nesterov's")
+    add(
+        "--fragments", type=flags.positive_int, default=1, help="F; T / F steps a round"
+    )
+    parser.set_defaults(steps=40, learning_rate=0.001)
+    args = flags.parse(parser, argv)
+    if args.window % args.fragments:
+        exits.fail(f"--window {args.window}: not a multiple of --fragments")
+    return args
+
+
+# --- Graph [algorithm] -------------------------------------------------------
+
+
+def state(args, center, kept):
+    """Returns this worker's own x, m, v, t, never saved, and u, on all the same."""
+    own = dict(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
+    zeros = tf.zeros(center.shape)
+    start = dict(x=center.read_value(), m=zeros, v=zeros, t=0.0)
+    mine = [tf.get_variable(k, initializer=v, **own) for k, v in start.items()]
+    return mine, tf.get_variable("u", initializer=zeros, trainable=False)
+
+
+def adamw(args, x, m, v, t, g):
+    """Returns x, m, v and t after a step. Loshchilov, Hutter, arXiv 1711.05101."""
+    t, b_1, b_2, epsilon = t + 1, 0.9, 0.95, 1e-8
+    m = b_1 * m + (1 - b_1) * g
+    v = b_2 * v + (1 - b_2) * g * g
+    move = m / (1 - b_1**t) / (tf.sqrt(v / (1 - b_2**t)) + epsilon)
+    return x - args.learning_rate * (move + args.weight_decay * x), m, v, t
+
+
+def graph(args, center, kept, peers, shared, batch, loss, last):
+    """Builds one round, from read to update, that begins after the `last` one.
+
+    `kept` are the books on the chief, `peers` is the ring of all workers, `shared` is
+    what `state` returned, `batch()` a fresh mini-batch, `loss(w, batch)` its scalar
+    loss at w [P].
+    """
+    mine, momentum = shared
+    after = [*last.update, *last.local]
+    steps = args.window // args.fragments
+    pieces = fragments.Fragments(center.shape.num_elements(), args.fragments)
+
+    # w, u   (on this worker, as on all), x, m, v, t   (its own), f := whose turn it is
+    with tf.name_scope("read"), tf.control_dependencies(after):
+        weights, u = center.read_value(), momentum.read_value()
+        x, *slots = [variable.read_value() for variable in mine]
+        f = pieces.turn(kept.read_step(after))
+
+    # Batch and loss are built in the loop's body: every step has its own mini-batch and
+    # its own forward pass. One forward pass for all would give T equal gradients.
+    def inner_step(i, x, m, v, t, _):
+        # g := ∇ loss(x; a fresh mini-batch)   (worker)
+        value = loss(x, batch())
+        (gradient,) = tf.gradients(value, x)
+        # x ← AdamW(x; g)
+        return i + 1, *adamw(args, x, m, v, t, gradient), value
+
+    with tf.name_scope("gradient"):
+        # Not before x is here: the loop would draw its mini-batches too early.
+        with tf.control_dependencies([x]):
+            zero = tf.constant(0)
+        begin = zero, x, *slots, 0.0
+        _, x, *slots, value = tf.while_loop(
+            lambda i, *_: i < steps, inner_step, begin, parallel_iterations=1
+        )
+
+    # Δ := (1/N) ∑ (w − x_k), all of fragment f   (worker → worker → ...)
+    with tf.name_scope("all_reduce"):
+        delta = peers.mean(pieces.get(weights, f) - pieces.get(x, f))
+        entry = kept.enter(delta, steps * args.batch_size)
+
+    # u ← μ u + Δ,  w ← w − η_o (Δ + μ u),  x ← w, all of fragment f   (worker)
+    with tf.name_scope("update"):
+        new = args.momentum * pieces.get(u, f) + delta
+        move = args.outer_learning_rate * (delta + args.momentum * new)
+        moved = pieces.get(weights, f) - move
+        update = [
+            momentum.assign(pieces.put(u, f, new), read_value=False),
+            center.assign(pieces.put(weights, f, moved), read_value=False),
+        ]
+        pairs = zip(mine, [pieces.put(x, f, moved), *slots], strict=True)
+        local = [variable.assign(value, read_value=False) for variable, value in pairs]
+    return rounds.Round(value, entry, [*update, entry.packed], local)
+
+
+# --- Workers -----------------------------------------------------------------
+
+
+def main():
+    args = parse_args()
+    me, workers = args.task_index, len(args.worker_hosts)
+    start.begin(args, problem, name=f"{args.job_name}-{me}")
+    data = flags.data(problem, args, workers)
+
+    # Cluster and server: every worker knows every address, and serves its own part.
+    spec = tf.train.ClusterSpec({"worker": args.worker_hosts})
+    config = ring.config(me)
+    server = tf.train.Server(spec, job_name="worker", task_index=me, config=config)
+
+    # Placement: every worker has the whole model, and builds the same graph as others.
+    with tf.device(f"/job:worker/task:{me}"):
+        learning = problem.build(data, args.batch_size, args.seed, me, workers)
+        center = tf.get_variable("center", initializer=learning.start)
+        kept, peers = lockstep.Books(args), ring.Ring(args)
+        shared = state(args, center, kept)
+        loss = straggler.slowed(learning.loss, args)
+        batch = rounds.in_turn(learning.batch)
+        calls = lockstep.Calls(
+            lambda last: graph(args, center, kept, peers, shared, batch, loss, last),
+            peers,
+        )
+        test = learning.test(center.read_value())
+
+    # Session: each worker has its own; the chief's restores and saves.
+    elements = learning.start.shape.num_elements()
+    run = meeting.Meeting(args, server.target, config, kept, peers, elements)
+    notes = report.Report(args, learning.metric, test)
+    options = dict(
+        master=server.target,
+        config=config,
+        scaffold=run.scaffold(learning.initializer, learning.feed),
+        hooks=[run.hook()],
+        checkpoint_dir=args.logdir if run.chief else None,
+        save_checkpoint_secs=args.save_seconds,
+        save_graph_def=False,  # as text it takes half a second; this file makes it
+        log_step_count_steps=None,
+    )
+    if run.chief:
+        report.print_placement()
+    with run, tf.train.MonitoredTrainingSession(**options) as session:
+
+        def make_rounds(step_context):
+            calls.make(step_context.session, notes)
+
+        # Loop: about a second of rounds in bare calls, then the hooks have a look.
+        while not run.finished(session, notes):
+            session.run_step_fn(make_rounds)
+            notes.draw(session)
+
+        # Result: what the books say and what the center variable is worth.
+        if run.chief:
+            notes.write(session, run.account(session))
+
+
+if __name__ == "__main__":
+    exits.run(main)

@@ -1,0 +1,189 @@
+"""Distributed-MNIST: a whole program, from image files to a model that is served.
+
+    ps         holds the variables w and their slots, moves w by the gradients it gets
+    worker     pulls w, computes a gradient on its own records, pushes it
+    chief      worker 0: evaluates, keeps the best w, saves, exports a SavedModel
+    evaluator  follows the checkpoints: test accuracy, confusion matrix, mistakes
+
+        g := ∇ loss(w; mini-batch), ‖g‖ at most --clip_norm     (worker)
+        g := (1/N) ∑ g_k of the first N of step t, if --issync 1  (ps)
+        η_t := η d^(t / --decay_steps)                            (ps 0)
+        m ← μ m + g,  w ← w − η_t m, or Adam                      (ps: each variable)
+
+A convolutional network, and flags as published programs have them.
+Papers: LeCun et al. 1998; for --issync 1 Chen et al. 2016, arXiv 1604.00981.
+Run: bash run.sh
+"""
+
+# --- Imports -----------------------------------------------------------------
+
+import argparse
+
+import ending
+import evaluate
+import export
+import models
+import notes
+import optimizers
+import pipeline
+import placement
+import supply
+from cluster import (
+    barrier,
+    checkpoint,
+    exits,
+    flags,
+    protocol,
+    report,
+    rounds,
+    serve,
+    start,
+    straggler,
+)
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+
+# --- Flags [algorithm] -------------------------------------------------------
+
+
+def parse_args(argv=None):
+    parser = flags.parser("Distributed-MNIST", __doc__)
+    flags.add_cluster_flags(parser, jobs=("ps", "worker", "evaluator"))
+    parser.set_defaults(steps=None, learning_rate=0.02, save_seconds=5.0)
+    add, on = parser.add_argument, dict(type=int, choices=(0, 1), default=0)
+    add("--issync", **on, help="1: wait for N gradients; 0: wait for nobody")
+    add("--replicas_to_aggregate", type=flags.positive_int, help="N (None: all)")
+    add("--epochs", type=flags.positive, default=20, help="without --steps")
+    add("--early_stopping", type=flags.natural, default=0, help="lines; 0: never")
+    add("--placement", choices=placement.KINDS, default="partitioned", help="on the ps")
+    add("--sharded", **on, help="1: every ps saves its part, into one shared LOGDIR")
+    add("--export", help="where the model goes, in a numbered folder (None: LOGDIR)")
+    for module in (optimizers, models, pipeline):
+        module.add_flags(parser)
+    hidden = dict(default=argparse.SUPPRESS, help="as published programs call it")
+    add("--train_steps", type=flags.positive_int, dest="steps", **hidden)
+    add("--data_dir", dest="data", **hidden)
+    return ending.check(flags.parse(parser, argv))
+
+
+# --- Graph [algorithm] -------------------------------------------------------
+
+
+def graph(args, center, kept, step, move, batch, loss, last):
+    """Builds one round, from pull to update, that begins after the `last` one.
+
+    `center` are the variables in pieces, `kept` the books on ps 0, `step` the barrier
+    with --issync 1, `move` the optimizer, `batch()` a fresh mini-batch, `loss(pieces,
+    batch)` its scalar loss.
+    """
+    # w   (ps → worker); with --issync 1 not before step t is open
+    with tf.name_scope("pull"):
+        seen = step.wait(last.update) if step else kept.read_step(last.update[:1])
+        after = [seen] * len(center) if step else last.update
+        pulled = rounds.read(center, after)
+
+    # g := ∇ loss(w; mini-batch)   (worker)
+    with tf.name_scope("gradient"):
+        value = loss(pulled, batch())
+        gradients = tf.gradients(value, pulled)
+        if args.clip_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, args.clip_norm)
+
+    # g   (worker → ps, where ps 0 gives the update its number, or takes it for step t)
+    with tf.name_scope("push"):
+        pushed = rounds.send(gradients, center)
+        about = pushed, args.batch_size, pulled
+        entry = step.offer(seen, *about) if step else kept.enter(*about, seen)
+
+    # w moves by g, or by the mean of N   (ps: these operations run where w is)
+    with tf.name_scope("update"):
+        applied, sums = entry.applied, pushed
+        if step:
+            added = rounds.update(step.sums, pushed, applied, optimizers.add)
+            applied, sums = step.complete(added, applied), step.sums
+        rate = optimizers.learning_rate(args, entry.number)
+        which = {piece.name: i for i, piece in enumerate(center)}
+
+        def rule(w, g):
+            i, t = which[w.name], entry.number + 1
+            if not step:
+                return move(i, w, g, t, rate)
+            moved = move(i, w, g.read_value() / args.replicas_to_aggregate, t, rate)
+            with tf.control_dependencies([moved]):
+                return g.assign(tf.zeros(g.shape), read_value=False)
+
+        update = rounds.update(center, sums, applied, rule)
+    opened = step.open_next(update, applied) if step else update
+    return rounds.Round(value, entry, opened)
+
+
+# --- Worker, ps and evaluator [algorithm] ------------------------------------
+
+
+def main():
+    args = parse_args()
+    me, workers = args.task_index, len(args.worker_hosts)
+    start.begin(args, supply.For(args), name=f"{args.job_name}-{me}")
+
+    if args.job_name != "ps":
+        index = flags.data(supply.For(args), args, workers)
+        args.steps = args.steps or ending.steps_of(args, index)
+        model = models.build(args, index)
+    if args.job_name == "evaluator":
+        return evaluate.follow(args, index, model)
+
+    # Cluster and server: every task knows every address, and serves its own part.
+    spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
+    server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
+    if args.job_name == "ps":
+        return serve.serve(server, args)
+
+    # Placement: `place` says which ps has a variable; all the rest is this worker's.
+    device = f"/job:worker/task:{me}"
+    place = placement.Placement(args.placement, len(args.ps_hosts))
+    chosen = dict(cluster=spec, worker_device=device, ps_strategy=place)
+    with tf.device(tf.train.replica_device_setter(**chosen)):
+        center, join = place.variables(model)
+        move = optimizers.of(args, place)
+        kept = ending.Books(args)
+        step = barrier.Barrier(args, center, kept) if args.issync else None
+        iterator = pipeline.batches(index, args, me, workers, kept.position)
+
+        def loss_of(pieces, batch):
+            return models.loss(model.logits(join(pieces), batch[0]), batch[1])
+
+        loss, batch = straggler.slowed(loss_of, args), rounds.in_turn(iterator.get_next)
+        parts = args, center, kept, step, move, batch, loss
+        calls = rounds.Calls(lambda last: graph(*parts, last))
+        log = notes.Notes(args, kept, model, join(rounds.read(center)), index, device)
+
+    # Session: it waits for the tasks that pass its filters, not for other workers.
+    config = tf.ConfigProto(device_filters=["/job:ps", device])
+    elements = sum(piece.shape.num_elements() for piece in center)
+    run = protocol.Protocol(args, server.target, config, kept, elements)
+    about = run.model.close, run.model.alive
+    run.model.saver = checkpoint.saver(*about, sharded=bool(args.sharded))
+    if run.chief:
+        report.print_placement()
+        place.print_bytes(center)
+    with run, tf.train.MonitoredTrainingSession(
+        master=server.target, is_chief=run.chief, config=config,
+        scaffold=run.scaffold(iterator.initializer, {}), hooks=[run.hook(), log.hook()],
+        checkpoint_dir=args.logdir, save_checkpoint_secs=args.save_seconds,
+        save_graph_def=False, log_step_count_steps=None,
+    ) as session:  # fmt: skip
+
+        def make_rounds(step_context):
+            calls.make(step_context.session, log)
+            kept.look(step_context.session, log)
+
+        while not run.finished(session, log):
+            session.run_step_fn(make_rounds)
+            log.draw(session)
+        if run.chief:
+            log.write(session, run.account(session))
+    if run.chief:
+        export.at_the_end(args, index)
+
+
+if __name__ == "__main__":
+    exits.run(main)

@@ -1,0 +1,108 @@
+"""Writes the best weights of a run as a SavedModel, for predict.py or a server.
+
+    python export.py logdir/NAME served/digits       as served/digits/STEP
+
+The numbered folder is TensorFlow Serving's layout: it serves the highest number. The
+script calls `write` at its end.
+"""
+
+import argparse
+import json
+import os
+import shutil
+
+import evaluate
+import models
+import notes
+import pictures
+import records
+import supply
+from cluster import exits, flags
+from cluster import tensorflow_v1 as tf
+
+
+def write(args, index, folder):
+    """Writes the best weights in --logdir below `folder`; returns (path, step).
+
+    The signature `serving_default` takes `images`, uint8 [n, h, w, c], as they are in a
+    file, and returns `classes` int64 [n], their names `labels` string [n] and
+    `probabilities` float32 [n, classes]. Raises ValueError if there are no weights,
+    FileExistsError if that folder is there already.
+    """
+    best = tf.train.latest_checkpoint(os.path.join(args.logdir, notes.BEST))
+    if best is None:
+        raise ValueError(f"{args.logdir} has no {notes.BEST} weights")
+    step = int(best.rpartition("-")[2])
+    path = os.path.join(folder, str(step))
+    if os.path.exists(path):
+        raise FileExistsError(f"{path} exists; it stays as it is")
+    with tf.Graph().as_default(), tf.Session() as session:
+        model = models.build(args, index)
+        variables = evaluate.variables_of(model)
+        images = tf.placeholder(tf.uint8, [None, *index.shape], name="images")
+        logits = model.logits(variables, tf.cast(images, tf.float32))
+        guess = tf.argmax(logits, axis=1)
+        outputs = {
+            "classes": guess,
+            "labels": tf.gather(tf.constant(index.classes), guess),
+            "probabilities": tf.nn.softmax(logits),
+        }
+        tf.train.Saver(variables).restore(session, best)
+        part = f"{path}.part-{os.getpid()}"
+        try:
+            tf.saved_model.simple_save(session, part, {"images": images}, outputs)
+            os.rename(part, path)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return path, step
+
+
+def write_example(index, folder):
+    """Writes the first test image as a PNG file named after its class; returns it."""
+    entry = index.splits["test"][0]
+    first = next(tf.io.tf_record_iterator(os.path.join(index.folder, entry["file"])))
+    with tf.Graph().as_default(), tf.Session() as session:
+        images, labels, _ = session.run(records.parse(index, tf.constant([first])))
+    path = os.path.join(folder, f"example-{index.classes[labels[0]]}.png")
+    with open(path, "wb") as file:
+        file.write(pictures.png(images[0]))
+    return path
+
+
+def at_the_end(args, index):
+    """Chief: exports the best weights, once, and says how to try them."""
+    folder = args.export or os.path.join(args.logdir, "export")
+    try:
+        path, step = write(args, index, folder)
+    except FileExistsError as error:
+        if not args.export:  # nothing was to do: it is of the run before
+            return
+        exits.fail(f"--export {args.export}: {error}")
+    print(f"exported: {path}, the best weights, of global step {step}")
+    print(f"try it: python predict.py {folder} {write_example(index, args.logdir)}")
+
+
+def main():
+    parser = flags.strict(__doc__)
+    parser.add_argument("logdir", help="of a run that has ended")
+    parser.add_argument("folder", help="where the numbered folder goes")
+    given = parser.parse_args()
+    records.quiet()
+    try:
+        with open(os.path.join(given.logdir, "result.json")) as file:
+            args = argparse.Namespace(**json.load(file)["flags"])
+    except (OSError, ValueError, KeyError):
+        exits.fail(f"{given.logdir} has no result.json of a run that has ended")
+    args.logdir = given.logdir
+    try:
+        index = supply.For(args).load(args.data, args.task_index + 1)
+        path, step = write(args, index, given.folder)
+    except (ValueError, FileExistsError) as error:
+        exits.fail(str(error))
+    except (OSError, tf.errors.OpError) as error:
+        exits.fail(f"{given.folder}: {str(error).splitlines()[0]}", 1)
+    print(f"{path}: the weights of global step {step}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Classifies images with an exported model. Needs TensorFlow, nothing of this folder.
+
+    python predict.py logdir/NAME/export image.png ...
+    python predict.py logdir/NAME/export images.npz     keys: x_test or images; y_test
+
+The folder is the one with the numbered folders, of which it takes the highest, or one
+of these.
+"""
+
+import argparse
+import os
+import sys
+
+
+def fail(sentence):
+    """Ends the program with one sentence on stderr and status 2."""
+    print(f"predict.py: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def newest(folder):
+    """Returns the folder of the SavedModel, the highest number if there are several."""
+    if os.path.isfile(os.path.join(folder, "saved_model.pb")):
+        return folder
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    numbers = [int(name) for name in names if name.isdecimal()]
+    if not numbers:
+        fail(f"{folder} has no exported model")
+    return os.path.join(folder, str(max(numbers)))
+
+
+def read_png(tf, path, shape):
+    """Returns a PNG file as uint8 [1, height, width, channels]."""
+    try:
+        image = tf.io.decode_png(tf.io.read_file(path), channels=shape[-1])
+    except tf.errors.OpError:
+        fail(f"{path} is not a PNG file that can be read")
+    if image.shape[:2] != shape[:2]:
+        here, there = (f"{s[0]}x{s[1]}" for s in (image.shape, shape))
+        fail(f"{path} is {here}, the model takes {there}")
+    return image[None]
+
+
+def read_npz(path, shape):
+    """Returns images uint8 [n, height, width, channels], and labels or None."""
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except Exception:
+        fail(f"{path} is not a .npz file that can be read")
+    images = arrays.get("x_test", arrays.get("images"))
+    if images is None:
+        fail(f"{path} has neither x_test nor images")
+    if images.dtype != np.uint8 or images.size != len(images) * np.prod(shape):
+        there = "x".join(map(str, shape))
+        here = f"{images.dtype} {images.shape}"
+        fail(f"{path}: {here}, the model takes uint8 n x {there}")
+    return images.reshape(-1, *shape), arrays.get("y_test")
+
+
+def main():
+    doc = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=doc)
+    parser.add_argument("folder", help="of the exported model")
+    parser.add_argument("files", nargs="+", metavar="FILE", help=".png or .npz")
+    args = parser.parse_args()
+    path = newest(args.folder)
+    for file in args.files:
+        if not os.path.isfile(file):
+            fail(f"{file}: no such file")
+        if not file.endswith((".png", ".npz")):
+            fail(f"{file} is neither .png nor .npz")
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what TensorFlow's C++ has to say
+    import tensorflow as tf
+
+    try:
+        model = tf.saved_model.load(path).signatures["serving_default"]
+    except (OSError, KeyError, ValueError) as error:
+        fail(f"{path} is no model of export.py: {str(error).splitlines()[0]}")
+    shape = tuple(model.structured_input_signature[1]["images"].shape[1:])
+    for file in args.files:
+        if file.endswith(".png"):
+            out = model(images=read_png(tf, file, shape))
+            print(f"{file}: {_text(out, 0)}")
+            continue
+        images, labels = read_npz(file, shape)
+        right = 0
+        for start in range(0, len(images), 500):
+            out = model(images=tf.constant(images[start : start + 500]))
+            classes = out["classes"].numpy()
+            if labels is None:
+                for row in range(len(classes)):
+                    print(f"{file}[{start + row}]: {_text(out, row)}")
+            else:
+                right += int((classes == labels[start : start + 500]).sum())
+        if labels is not None:
+            print(f"{file}: accuracy {right / len(images):.4f} of {len(images)} images")
+
+
+def _text(out, row):
+    label = out["labels"].numpy()[row].decode()
+    return f"{label} ({out['probabilities'].numpy()[row].max():.4f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What a task trains on: records that are there, or that are made now.
+
+The script calls it, by `cluster.flags.data`.
+"""
+
+import fcntl
+import os
+
+import pipeline
+import prepare
+import records
+import sources
+
+
+class For:
+    """The data of a task, as `cluster.flags.data` asks a problem for it."""
+
+    def __init__(self, args):
+        self.args = args
+
+    def load(self, name, workers):
+        """Returns the Index of --data, its files checked; notes its checksum in args.
+
+        What is not records yet becomes some, in LOGDIR/records; with --check it is only
+        looked at. Raises ValueError with what is wrong.
+        """
+        args, folder = self.args, name
+        if os.path.exists(os.path.join(name, prepare.PLAN)):
+            raise ValueError("not all is written: prepare.py, called again, goes on")
+        if not records.are_there(name):
+            folder = os.path.join(args.logdir, "records")
+            if args.check and not records.are_there(folder):
+                return sources.check(name)
+            os.makedirs(args.logdir, exist_ok=True)
+            # Of several tasks of a machine one writes; the others wait for it.
+            with open(folder + ".lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not records.are_there(folder):
+                    source = sources.source_of(name)
+                    prepare.write(source, folder, say=prepare.seldom(print))
+                    print(f"prepared {name} as records in {folder}")
+        index = records.read_index(folder)
+        records.check(index, self._mine(index, workers))
+        args.data_checksum = index.checksum
+        return index
+
+    def _mine(self, index, workers):
+        """Returns the files that this task reads: all with --check."""
+        args, splits = self.args, index.splits
+        if args.check:
+            return [entry for files in splits.values() for entry in files]
+        if args.job_name == "evaluator":
+            return splits["test"]
+        own, left, size = pipeline.share(splits["train"], args.task_index, workers)
+        if not size:
+            images = records.count(splits["train"])
+            raise ValueError(f"{images} training images for {workers} workers")
+        held = splits["validation"] + splits["test"]
+        return own + left + held * (args.task_index == 0)

@@ -1,0 +1,175 @@
+"""In-Graph-Replication: one client builds one graph, with a tower on every worker.
+
+    ps        holds the center variable w
+    worker 0  is the client: it builds the graph, feeds and runs it, and has a tower
+    worker k  only serves: it computes what the graph has placed on it, its tower
+
+        g_k := ∇ loss(w; mini-batch k)      (worker k, on what the client sends it)
+        w ← w − η (1/N) ∑ g_k               (ps, when the graph has all N)
+
+Differs from Distributed-Setup: the other workers have no client of their own; that an
+update waits for all towers is a matter of edges in a graph. With --asynchronous each
+tower is an update of its own, run by a thread of the client.
+Paper: Abadi et al., TensorFlow, 2016, arXiv 1603.04467, section 7.
+Run: bash run.sh
+"""
+
+# --- Imports -----------------------------------------------------------------
+
+import functools
+
+import problem
+from cluster import (
+    books,
+    exits,
+    flags,
+    protocol,
+    report,
+    rounds,
+    serve,
+    start,
+    towers,
+)
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+
+# --- Flags [algorithm] -------------------------------------------------------
+
+
+def parse_args(argv=None):
+    parser = flags.parser("In-Graph-Replication", __doc__)
+    flags.add_cluster_flags(parser)
+    add = parser.add_argument
+    add("--asynchronous", action="store_true", help="each tower is its own update")
+    parser.set_defaults(one_client=True)
+    args = flags.parse(parser, argv)
+    args.shards = len(args.worker_hosts)  # of the data: one for each tower
+    return args
+
+
+# --- Graph [algorithm] -------------------------------------------------------
+
+
+def variables(args, learning):
+    """Returns the pieces of the center variable, an even one on each ps."""
+    pieces = tf.fixed_size_partitioner(len(args.ps_hosts))
+    return list(
+        tf.get_variable("center", initializer=learning.start, partitioner=pieces)
+    )
+
+
+def groups(args):
+    """Returns the towers that make an update together: all, or each alone."""
+    everybody = list(range(len(args.worker_hosts)))
+    return [[k] for k in everybody] if args.asynchronous else [everybody]
+
+
+def graph(args, center, kept, group, batches, learning, last):
+    """Builds one round of a group of towers that begins after the `last` one.
+
+    `kept` are the books on ps 0, `batches[k]()` a fresh mini-batch of shard k, on the
+    client, `learning.loss(w, batch)` its scalar loss at w [P].
+    """
+    losses, gradients = [], []
+    seen = kept.read_step(after=last.update[:1]) if args.asynchronous else None
+    for k in group:
+        inputs = batches[k]()
+        with tf.device(f"/job:worker/task:{k}"), tf.name_scope(f"tower_{k}"):
+            # w   (ps → worker k)
+            pulled = rounds.pull(center, after=last.update)
+
+            # g_k := ∇ loss(w; mini-batch k)   (client → worker k: the mini-batch)
+            losses.append(learning.loss(pulled, inputs))
+            gradients += tf.gradients(losses[-1], pulled)
+
+    # g := (1/N) ∑ g_k   (workers → ps, where ps 0 gives the update its number)
+    with tf.name_scope("push"):
+        arrived = zip(*[rounds.push(g, center) for g in gradients], strict=True)
+        pushed = []
+        for variable, pieces in zip(center, arrived, strict=True):
+            with tf.device(variable.device):
+                pushed.append(tf.add_n(pieces) / len(group))
+        entry = kept.of(group).enter(pushed, args.batch_size, pulled, seen)
+
+    # w ← w − η g   (ps: each for its piece of w)
+    with tf.name_scope("update"):
+
+        def rule(w, g):
+            return w.assign_sub(args.learning_rate * g, read_value=False)
+
+        update = rounds.update(center, pushed, entry.applied, rule)
+    return rounds.Round(tf.add_n(losses) / len(group), entry, update)
+
+
+def measured(args, center, learning):
+    """Returns what, given the session, returns what result.json says beside the books.
+
+    That is what the client has to bear for the other workers.
+    """
+    sent = towers.bytes_of(learning.batch(), args.batch_size)
+    each = sent * (len(args.worker_hosts) - 1) / len(groups(args))
+    return lambda session: {"input_bytes_per_step": each, **towers.graph_size()}
+
+
+# --- Worker and ps -----------------------------------------------------------
+
+
+def main():
+    args = parse_args()
+    client = args.job_name == "worker" and args.task_index == 0
+    start.begin(args, problem, name=f"{args.job_name}-{args.task_index}")
+    data = flags.data(problem, args, args.shards) if client else None
+
+    # Cluster and server: every task knows every address, and serves its own part.
+    spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
+    server = tf.train.Server(spec, job_name=args.job_name, task_index=args.task_index)
+    if not client:
+        return serve.serve(server, args)
+
+    # Placement: the client builds the graph of all. The setter puts variables on the
+    # ps, in turn, and all that has no device of its own on the client.
+    device = "/job:worker/task:0"
+    with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
+        shards = [
+            problem.build(data, args.batch_size, args.seed, k, args.shards)
+            for k in range(args.shards)
+        ]
+        batches = towers.batches(args, shards)
+        center = variables(args, shards[0])
+        kept = books.Books(args)
+        one = functools.partial(graph, args, center, kept)  # round, of a group
+        calls = towers.calls(one, groups(args), batches, shards[0])
+        test = shards[0].test(rounds.pull(center))
+        measure = measured(args, center, shards[0])
+
+    # Session: it waits for all tasks, since its graph is on all of them.
+    config = tf.ConfigProto()
+    elements = sum(piece.shape.num_elements() for piece in center)
+    run = protocol.Protocol(args, server.target, config, kept, elements)
+    notes = report.Report(args, shards[0].metric, test)
+    options = dict(
+        master=server.target,
+        config=config,
+        scaffold=run.scaffold(*towers.inputs(shards)),
+        hooks=[run.hook()],
+        checkpoint_dir=args.logdir,
+        save_checkpoint_secs=args.save_seconds,
+        save_graph_def=False,  # as text it takes half a second; this file makes it
+        log_step_count_steps=None,
+    )
+    report.print_placement()
+    with run, tf.train.MonitoredTrainingSession(**options) as session:
+
+        def make_rounds(step_context):
+            towers.make(calls, step_context.session, notes)
+
+        # Loop: about a second of rounds in bare calls, then the hooks have a look.
+        while not run.finished(session, notes):
+            session.run_step_fn(make_rounds)
+            notes.draw(session)
+
+        # Result: what the books say and what the center variable is worth.
+        notes.write(session, {**run.account(session), **measure(session)})
+
+
+if __name__ == "__main__":
+    exits.run(main)

@@ -1,0 +1,158 @@
+"""Local-SGD: every worker trains alone for T steps, then all average their weights.
+
+    worker  takes T steps of SGD from w on its own mini-batches, then all have the mean
+
+        g := ∇ loss(local; a fresh mini-batch), local ← local − η g   (worker, T times)
+        w ← (1/N) ∑ local_k                           (all, in 2 (N − 1) steps)
+
+Differs from Ring-All-Reduce: averages the weights of T steps, not gradients of one.
+Paper: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019, arXiv
+1805.09767, Algorithm 1. With --local_after it is the post-local SGD of Lin, Stich,
+Patel, Jaggi, Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020, arXiv 1808.07217.
+Run: bash run.sh
+"""
+
+# --- Imports -----------------------------------------------------------------
+
+import problem
+from cluster import (
+    exits,
+    flags,
+    lockstep,
+    meeting,
+    report,
+    ring,
+    rounds,
+    start,
+    straggler,
+)
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+
+# --- Flags [algorithm] -------------------------------------------------------
+
+
+def parse_args(argv=None):
+    parser = flags.parser("Local-SGD", __doc__)
+    flags.add_cluster_flags(parser, jobs=["worker"])
+    add = parser.add_argument
+    add("--window", type=flags.positive_int, default=8, help="T, local steps a round")
+    add(
+        "--local_after",
+        type=flags.natural,
+        default=0,
+        help="global step from which on a round has T local steps; before that, one",
+    )
+    parser.set_defaults(steps=500)
+    return flags.parse(parser, argv)
+
+
+# --- Graph [algorithm] -------------------------------------------------------
+
+
+def state(args, center, kept):
+    """Returns what the rounds share beside the center variable: here nothing."""
+
+
+def graph(args, center, kept, peers, shared, batch, loss, last):
+    """Builds one round, from read to update, that begins after the `last` one.
+
+    `kept` are the books on the chief, `peers` is the ring of all workers, `shared` is
+    what `state` returned, `batch()` a fresh mini-batch, `loss(w, batch)` its scalar
+    loss at w [P].
+    """
+    # w   (on this worker)
+    with tf.name_scope("read"), tf.control_dependencies(last.update):
+        weights = center.read_value()
+        early = kept.read_step(after=last.update) < args.local_after
+        window = tf.where(early, 1, args.window)
+
+    # Batch and loss are built in the loop's body: every step has its own mini-batch and
+    # its own forward pass. One forward pass for all would give T equal gradients.
+    def local_step(i, local, _):
+        # g := ∇ loss(local; a fresh mini-batch)   (worker)
+        value = loss(local, batch())
+        (gradient,) = tf.gradients(value, local)
+        # local ← local − η g
+        return i + 1, local - args.learning_rate * gradient, value
+
+    with tf.name_scope("gradient"):
+        # Not before w is here: the loop would draw its mini-batches too early.
+        with tf.control_dependencies([weights]):
+            zero = tf.constant(0)
+        begin = zero, weights, 0.0
+        _, local, value = tf.while_loop(
+            lambda i, *_: i < window, local_step, begin, parallel_iterations=1
+        )
+
+    # mean := (1/N) ∑ local_k   (worker → worker → ..., until every one has it)
+    with tf.name_scope("all_reduce"):
+        mean = peers.mean(local)
+        entry = kept.enter(mean, window * args.batch_size)
+
+    # w ← mean   (worker: the same on every one)
+    with tf.name_scope("update"):
+        update = center.assign(mean, read_value=False)
+    return rounds.Round(value, entry, [update, entry.packed])
+
+
+# --- Workers -----------------------------------------------------------------
+
+
+def main():
+    args = parse_args()
+    me, workers = args.task_index, len(args.worker_hosts)
+    start.begin(args, problem, name=f"{args.job_name}-{me}")
+    data = flags.data(problem, args, workers)
+
+    # Cluster and server: every worker knows every address, and serves its own part.
+    spec = tf.train.ClusterSpec({"worker": args.worker_hosts})
+    config = ring.config(me)
+    server = tf.train.Server(spec, job_name="worker", task_index=me, config=config)
+
+    # Placement: every worker has the whole model, and builds the same graph as others.
+    with tf.device(f"/job:worker/task:{me}"):
+        learning = problem.build(data, args.batch_size, args.seed, me, workers)
+        center = tf.get_variable("center", initializer=learning.start)
+        kept, peers = lockstep.Books(args), ring.Ring(args)
+        shared = state(args, center, kept)
+        loss = straggler.slowed(learning.loss, args)
+        batch = rounds.in_turn(learning.batch)
+        calls = lockstep.Calls(
+            lambda last: graph(args, center, kept, peers, shared, batch, loss, last),
+            peers,
+        )
+        test = learning.test(center.read_value())
+
+    # Session: each worker has its own; the chief's restores and saves.
+    elements = learning.start.shape.num_elements()
+    run = meeting.Meeting(args, server.target, config, kept, peers, elements)
+    notes = report.Report(args, learning.metric, test)
+    options = dict(
+        master=server.target,
+        config=config,
+        scaffold=run.scaffold(learning.initializer, learning.feed),
+        hooks=[run.hook()],
+        checkpoint_dir=args.logdir if run.chief else None,
+        save_checkpoint_secs=args.save_seconds,
+        save_graph_def=False,  # as text it takes half a second; this file makes it
+        log_step_count_steps=None,
+    )
+    if run.chief:
+        report.print_placement()
+    with run, tf.train.MonitoredTrainingSession(**options) as session:
+
+        def make_rounds(step_context):
+            calls.make(step_context.session, notes)
+
+        # Loop: about a second of rounds in bare calls, then the hooks have a look.
+        while not run.finished(session, notes):
+            session.run_step_fn(make_rounds)
+            notes.draw(session)
+
+        # Result: what the books say and what the center variable is worth.
+        if run.chief:
+            notes.write(session, run.account(session))
+
+
+if __name__ == "__main__":
+    exits.run(main)

@@ -1,0 +1,157 @@
+"""What Distributed-MNIST's input can deliver, and whether training waits for it.
+
+    python benchmarks/mnist_input.py                     1 GB of records in 16 files
+    python benchmarks/mnist_input.py --gigabytes 0.05    to try it
+
+Images per second of the input alone (parsed, shuffled, in batches): with files read in
+parallel, with one reader, with augmentation, and the same bytes from memory by NumPy.
+Then a worker's gradients of the convolutional network on that input, with TensorFlow's
+own trace of every step: how long a step takes, and how much of it `IteratorGetNext`,
+the wait for the next batch, does. The records are made once and kept in --folder.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).resolve().parents[1] / "Distributed-MNIST"
+sys.path.insert(0, str(FOLDER))
+SIDE, CLASSES = 28, 10
+
+
+def generated(gigabytes: float, folder: str):
+    """Returns the Index of random images in 16 files, made if they are not there."""
+    import prepare
+    import records
+    import sources
+
+    if records.are_there(folder):
+        return records.read_index(folder)
+    images = np.random.default_rng(0).integers(0, 256, [1000, SIDE, SIDE, 1], np.uint8)
+    rows = max(4000, int(gigabytes * 1e9 / (SIDE * SIDE + 70)))
+
+    def row(number):
+        return images[number % 1000], number % CLASSES
+
+    splits = {"train": (row, rows), "test": (row, 100)}
+    names = [str(number) for number in range(CLASSES)]
+    about = f"{gigabytes} GB"
+    source = sources.Source("generated", names, images.shape[1:], about, splits)
+    last = [0.0]
+
+    def say(text):
+        if time.time() - last[0] > 5:
+            last[0] = time.time()
+            print(f"making records: {text}", file=sys.stderr)
+
+    return prepare.write(source, folder, 16, 0.001, say)
+
+
+def flags_of(**changes) -> argparse.Namespace:
+    """Returns the flags of the input, as pipeline.py reads them."""
+    usual = dict(batch_size=32, seed=0, augment=0, shuffle=10000, readers=4)
+    return argparse.Namespace(**{**usual, **changes})
+
+
+def rate_of_input(index, seconds: float, **changes) -> float:
+    """Returns images per second of the input alone, after its first batches."""
+    import pipeline
+    from cluster import tensorflow_v1 as tf
+
+    args = flags_of(**changes)
+    with tf.Graph().as_default(), tf.Session() as session:
+        position = tf.constant(0, tf.int64)
+        iterator = pipeline.batches(index, args, 0, 1, position)
+        images, _, _ = iterator.get_next()
+        session.run(iterator.initializer)
+        draw = session.make_callable(images.op)
+        for _ in range(20):
+            draw()
+        began, made = time.monotonic(), 0
+        while time.monotonic() - began < seconds:
+            draw()
+            made += args.batch_size
+        return made / (time.monotonic() - began)
+
+
+def rate_of_memory(seconds: float, rows: int) -> float:
+    """Returns images per second of NumPy that draws batches from an array."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, [min(rows, 200000), SIDE, SIDE, 1], np.uint8)
+    began, made = time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        images[rng.integers(0, len(images), 32)].astype(np.float32)
+        made += 32
+    return made / (time.monotonic() - began)
+
+
+def waits(index, steps: int) -> tuple[float, float]:
+    """Returns median milliseconds of a training step, and of its wait for the input."""
+    import models
+    import pipeline
+    from cluster import tensorflow_v1 as tf
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        iterator = pipeline.batches(
+            index, flags_of(augment=1), 0, 1, tf.constant(0, tf.int64)
+        )
+        images, labels, _ = iterator.get_next()
+        model = models.conv([SIDE, SIDE, 1], CLASSES, 128, 0)
+        weights = [tf.Variable(model.start(i)) for i in range(len(model.names))]
+        loss = models.loss(model.logits(weights, images), labels)
+        train = tf.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
+        session.run([tf.global_variables_initializer(), iterator.initializer])
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        whole, waited = [], []
+        for step in range(steps + 10):
+            metadata = tf.RunMetadata()
+            session.run(train, options=options, run_metadata=metadata)
+            nodes = [n for d in metadata.step_stats.dev_stats for n in d.node_stats]
+            begin = min(n.all_start_micros for n in nodes)
+            end = max(n.all_start_micros + n.all_end_rel_micros for n in nodes)
+            draws = [n for n in nodes if n.node_name.startswith("IteratorGetNext")]
+            if step >= 10:
+                whole.append((end - begin) / 1000)
+                waited.append(sum(n.all_end_rel_micros for n in draws) / 1000)
+        return float(np.median(whole)), float(np.median(waited))
+
+
+def main() -> None:
+    """Prints a table in Markdown."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--gigabytes", type=float, default=1.0, help="of records")
+    add("--folder", help="of the records (default: in the temporary directory)")
+    add("--seconds", type=float, default=10.0, help="of each measurement")
+    add("--steps", type=int, default=200, help="that are traced")
+    args = parser.parse_args()
+    importlib.import_module("records").quiet()
+    temporary = os.environ.get("TMPDIR", "/tmp")
+    folder = args.folder or f"{temporary}/records-{args.gigabytes}GB"
+    index = generated(args.gigabytes, folder)
+    files = index.splits["train"]
+    rows = sum(entry["examples"] for entry in files)
+    size = sum(entry["bytes"] for entry in files) / 1e9
+    print(f"{rows} images of {SIDE}x{SIDE}, {size:.2f} GB in {len(files)} files\n")
+    print("| input | images/s |\n|---|---|")
+    for name, changes in (
+        ("4 readers, the default", {}),
+        ("1 reader", {"readers": 1}),
+        ("4 readers, augmented", {"augment": 1}),
+    ):
+        print(f"| {name} | {rate_of_input(index, args.seconds, **changes):.0f} |")
+    print(f"| NumPy, from memory | {rate_of_memory(args.seconds, rows):.0f} |\n")
+    step, wait = waits(index, args.steps)
+    print(
+        f"A training step takes {step:.2f} ms, of which it waits {wait:.3f} ms "
+        f"({100 * wait / step:.1f} %) for its batch of 32 (medians of {args.steps})."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,386 @@
+"""Training without a ps: rates beside a ps and one process, and the papers' claims.
+
+    rate     Ring-All-Reduce, MultiWorkerMirroredStrategy, Synchronous-SGD and one
+             process with the whole batch, in turn: steps/s of the digits' perceptron
+    large    the same with a center variable of 100 MB: bytes/s too
+    local    Local-SGD: accuracy against T, with shards alike and sorted by label
+    outer    DiLoCo: test loss with and without its outer optimizer
+    bytes    DiLoCo and Ring-All-Reduce: accuracy against what was sent
+
+Writes peers.md, a figure for local and outer, peers.json with the rounds of rate and
+large, and peers-runs.json, in which finished runs are kept.
+
+    python benchmarks/peers.py                       everything
+    python benchmarks/peers.py --only rate,large
+    python benchmarks/peers.py --quick               a test of the script
+    python benchmarks/peers.py --write-readme        pastes, measures nothing
+"""
+
+import contextlib
+import importlib
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import claims
+import numpy as np
+import runs
+from claims import Run
+
+RATES, CLAIMS = ("rate", "large"), ("local", "outer", "bytes")
+RING, MIRRORED, LOCAL = "Ring-All-Reduce", "MultiWorkerMirrored", "Local-SGD"
+LABELS = (RING, MIRRORED, "Synchronous-SGD", "one process")
+WORKERS = 2  # of the rates; the claims have 4
+HIDDEN = 333_333  # units, for 25,000,000 numbers: 100 MB
+ELEMENTS = 75 * HIDDEN + 10
+DONE = re.compile(r"after \d+ steps in [\d.]+ s \((\d+(?:\.\d+)?) steps/s\)")
+
+STEPS = 1024  # local steps of each worker, of part local
+WINDOWS = (1, 8, 32, 128)
+SIMULATED = {"shards alike": (0.968, 0.967, 0.961, 0.965)}
+SIMULATED["shards by label"] = (0.962, 0.956, 0.903, 0.821)
+INNER = 500  # local steps of each worker, of part outer
+OUTER_WINDOWS = (25, 50, 100)
+# η_o and μ; loss and accuracy of the same in a simulation, by window.
+OUTER = {
+    "averaging, η_o = 1, μ = 0": ((1, 0), (0.176, 0.175, 0.175)),
+    "Nesterov, η_o = 0.7, μ = 0.9": ((0.7, 0.9), (0.047, 0.076, 0.094)),
+    "Nesterov, η_o = 0.7, μ = 0.5": ((0.7, 0.5), (0.126, 0.128, 0.132)),
+}
+LONG = 5000  # local steps of each worker, of part bytes
+
+# Worker k has the k-th part of the rows, sorted by label.
+LOAD = "    data = flags.data(problem, args, workers)\n"
+BY_LABEL = (
+    LOAD,
+    LOAD + "    order = data.y_train.argsort(kind='stable')\n"
+    "    order = order[: len(order) // workers * workers]\n"
+    "    order = order.reshape(workers, -1).T.ravel()\n"
+    "    x, y = data.x_train[order], data.y_train[order]\n"
+    "    data = data._replace(x_train=x, y_train=y)\n",
+)
+
+
+# --- Rates ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def large_model(root):
+    """Gives a copy of the examples whose model has ELEMENTS parameters, and its flags.
+
+    The data is a few rows, so that nearly nothing is computed.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
+        where = pathlib.Path(parent)
+        for folder in (RING, "Synchronous-SGD", "Non-Distributed-Setup"):
+            ignore = shutil.ignore_patterns("logdir", "__py*")
+            shutil.copytree(root / folder, where / folder, ignore=ignore)
+            problem = where / folder / "problem.py"
+            text = problem.read_text()
+            if text.count("HIDDEN = 64 ") != 1:
+                raise runs.Unfinished(f"{folder}/problem.py: no line HIDDEN = 64")
+            problem.write_text(text.replace("HIDDEN = 64 ", f"HIDDEN = {HIDDEN} "))
+        y = np.arange(40) % 10
+        x = np.random.default_rng(0).random((40, 64), np.float32)
+        sets = dict(x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+        np.savez(where / "rows.npz", **sets)
+        flags = ["--data", where / "rows.npz", "--learning_rate", 1e-6]
+        yield where, [*flags, "--save_seconds", 3600]
+
+
+def mirrored(folder, flags, timeout):
+    """Runs multi_worker_mirrored.py of a folder on two workers; returns its rate."""
+    sys.path.insert(0, str(folder))
+    ports = importlib.import_module("cluster.ports")
+    hosts = ",".join(f"localhost:{port}" for port in ports.free_ports(WORKERS))
+    script = folder / "multi_worker_mirrored.py"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with contextlib.ExitStack() as stack:
+        logdir = stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-"))
+        env = runs.environment(CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE=1)
+        tasks = []
+        for k in range(WORKERS):
+            who = ["--task_index", k, "--worker_hosts", hosts, "--logdir", logdir]
+            command = [runs.PYTHON, script, *who, *flags]
+            tasks.append(stack.enter_context(runs.process(command, env=env, **pipes)))
+        try:
+            texts = [task.communicate(timeout=timeout)[0] for task in tasks]
+        except subprocess.TimeoutExpired:
+            raise runs.too_slow(script.name, timeout) from None
+    found = DONE.search(texts[0])
+    if any(task.returncode for task in tasks) or not found:
+        raise runs.Unfinished(f"{script.name}:\n{texts[0][-2000:]}")
+    return {"steps_per_second": float(found[1])}
+
+
+def rate_jobs(args):
+    """Returns the jobs of the parts rate and large, `args.scale` of their steps."""
+
+    def example(part, folder, flags, batch, ps=None, workers=None):
+        def make():
+            more = ["--batch_size", batch, "--steps", steps_of(part, args.scale)]
+            if part == "rate":
+                return kept(runs.run_example(folder, more, ps, workers, args.timeout))
+            with large_model(runs.REPO) as (root, common):
+                all_flags = [*common, *more]
+                limit = args.timeout
+                return kept(
+                    runs.run_example(folder, all_flags, ps, workers, limit, root=root)
+                )
+
+        return make
+
+    def strategy(part, batch):
+        def make():
+            flags = ["--batch_size", batch, "--steps", steps_of(part, args.scale)]
+            if part == "rate":
+                return mirrored(runs.REPO / RING, flags, args.timeout)
+            with large_model(runs.REPO) as (root, common):
+                return mirrored(root / RING, [*common, *flags], args.timeout)
+
+        return make
+
+    jobs = []
+    for part, batch in (("rate", 32), ("large", 1)):
+        makers = [
+            example(part, RING, [], batch, workers=WORKERS),
+            strategy(part, batch),
+            example(part, "Synchronous-SGD", [], batch, 1, WORKERS),
+            example(part, "Non-Distributed-Setup", [], batch * WORKERS),
+        ]
+        for label, make in zip(LABELS, makers, strict=True):
+            jobs.append(runs.Job(f"{part}: {label}", (part,), 25, make))
+    return [job for job in jobs if set(job.parts) & set(args.only)]
+
+
+def steps_of(part, scale):
+    """Returns the updates of a run of a part."""
+    return max(20, int({"rate": 4000, "large": 60}[part] * scale))
+
+
+def kept(result):
+    """Returns what is kept of a run's result."""
+    return {name: result[name] for name in ("steps_per_second", "test_accuracy")}
+
+
+def rate_text(rounds, part):
+    """Returns the markdown of part rate or large."""
+    ring = runs.series(rounds, f"{part}: {RING}", "steps_per_second")
+    rows = []
+    for label in LABELS:
+        rates = runs.series(rounds, f"{part}: {label}", "steps_per_second")
+        row = [label, runs.spread(rates, 0 if part == "rate" else 2)]
+        if part == "large":
+            # The vector once to and once from each worker, in both ways of doing it.
+            sent = [r and 8 * ELEMENTS * r / 1e9 for r in rates]
+            row.append("-" if label == "one process" else runs.spread(sent, 2))
+        rows.append([*row, runs.spread(runs.ratios(ring, rates), 2)])
+    more = ["GB/s in and out of a worker"] if part == "large" else []
+    header = ["", "steps/s", *more, f"{RING} over it"]
+    what = f"P = {ELEMENTS:,}, batch 1" if part == "large" else "P = 4,810, batch 32"
+    title = "A center variable of 100 MB" if part == "large" else "The perceptron"
+    text = f"### {title}, {WORKERS} workers\n\n" + runs.count_of(rounds) + "\n"
+    text += runs.table(header, rows)
+    return text + f"\n{what} a worker; one process has the batches of all workers.\n"
+
+
+# --- Claims --------------------------------------------------------------------
+
+
+def local_runs(scale):
+    """Returns the runs of part local."""
+    found = []
+    for label, change in (("shards alike", None), ("shards by label", BY_LABEL)):
+        for window in WINDOWS:
+            steps = max(1, int(STEPS * scale) // window)
+            flags = ["--window", window, "--steps", steps, "--learning_rate", 0.2]
+            found.append(Run("local", label, window, LOCAL, flags, 4, 25, change))
+    return found
+
+
+def outer_runs(scale):
+    """Returns the runs of part outer."""
+    found = []
+    for label, ((rate, momentum), _) in OUTER.items():
+        for window in OUTER_WINDOWS:
+            flags = [
+                "--window",
+                window,
+                "--steps",
+                max(1, int(INNER * scale) // window),
+            ]
+            flags += ["--outer_learning_rate", rate, "--momentum", momentum]
+            found.append(Run("outer", label, window, "DiLoCo", flags, 4, 20))
+    return found
+
+
+def bytes_runs(scale):
+    """Returns the runs of part bytes: local steps, and how often they are exchanged."""
+    long = max(500, int(LONG * scale))
+    found = [Run("bytes", f"{RING}, every step", 1, RING, ["--steps", long], 2, 25)]
+    for window, fragments in ((100, 1), (500, 1), (500, 5)):
+        flags = ["--window", window, "--steps", long * fragments // window]
+        flags += ["--fragments", fragments]
+        name = f"DiLoCo, T = {window}" + f", F = {fragments}" * (fragments > 1)
+        found.append(Run("bytes", name, window, "DiLoCo", flags, 2, 25))
+    return found
+
+
+PLANS = {"local": local_runs, "outer": outer_runs, "bytes": bytes_runs}
+
+
+def plan(parts, scale=1.0, every=1):
+    """Returns the runs of the parts; `every` 2 takes each second of a part only."""
+    return [run for part in parts for run in PLANS[part](scale)[every - 1 :: every]]
+
+
+def measure(planned, cache, timeout):
+    """Makes the runs that are not in the cache, one at a time; returns the progress."""
+    progress = runs.Progress([0 if cache.get(run) else run.cost for run in planned])
+    for run in planned:
+
+        def text(result, run=run):
+            return f"{run.part}: {run.label}, {run.x}: {claims.accuracy(result):.3f}"
+
+        def make(run=run):
+            return runs.run_example(
+                run.folder, run.flags, None, run.workers, timeout, run.change
+            )
+
+        result = cache.get(run)
+        if result is not None:
+            progress.add(text(result))
+            continue
+        result = progress.make(text, make)
+        if result is not None:
+            cache.put(run, result)
+    return progress
+
+
+def local_text(found):
+    """Returns the markdown of part local."""
+    rows = []
+    for label, simulated in SIMULATED.items():
+        row = found.get(label, {})
+        rows.append([label, *(claims.percent(row.get(w)) for w in WINDOWS)])
+        rows.append([f"{label}, simulated", *(f"{100 * v:.1f} %" for v in simulated)])
+    text = "### Local-SGD: accuracy against T\n\n![accuracy against T](peers-local.png)"
+    text += "\n\n" + runs.table(["test accuracy", *(f"T = {w}" for w in WINDOWS)], rows)
+    text += f"\nN = 4, {STEPS} local steps of each worker, η = 0.2.\n"
+    alike, sorted_ = (found.get(label, {}).get(WINDOWS[-1]) for label in SIMULATED)
+    first = found.get("shards alike", {}).get(1)
+    holds = None
+    if alike and sorted_ and first:
+        free = claims.accuracy(alike) > claims.accuracy(first) - 0.01
+        holds = free and claims.accuracy(sorted_) < claims.accuracy(alike) - 0.03
+    return text + verdict("free with shards alike, costly with sorted ones", holds)
+
+
+def outer_text(found):
+    """Returns the markdown of part outer."""
+    rows = []
+    for label, (_, simulated) in OUTER.items():
+        row = found.get(label, {})
+        cells = [row[w]["test_loss"] if w in row else None for w in OUTER_WINDOWS]
+        rows.append([label, *("-" if v is None else f"{v:.3f}" for v in cells)])
+        rows.append([f"{label}, simulated", *(f"{v:.3f}" for v in simulated)])
+    text = "### DiLoCo: what the outer optimizer is worth\n\n![loss](peers-outer.png)"
+    header = ["test loss here, training loss simulated"]
+    text += "\n\n" + runs.table(header + [f"T = {w}" for w in OUTER_WINDOWS], rows)
+    text += f"\nN = 4, {INNER} local steps of each worker, AdamW, η = 0.001.\n"
+    plain, nesterov = (found.get(label, {}).get(25) for label in list(OUTER)[:2])
+    holds = None
+    if plain and nesterov:
+        holds = nesterov["test_loss"] < plain["test_loss"]
+    return text + verdict("outer Nesterov beats averaging (Douillard et al.)", holds)
+
+
+def bytes_text(found):
+    """Returns the markdown of part bytes."""
+    rows = []
+    for label, row in found.items():
+        for result in row.values():
+            sent, count = result["bytes_pushed"], result["global_steps"]
+            peak = sent / count / result["workers"] / 1e3
+            cells = [f"{sent / 1e6:.2f}", f"{peak:.1f}", claims.percent(result)]
+            rows.append([label, *cells])
+    text = "### DiLoCo: accuracy against bytes\n\n"
+    header = ["", "MB sent by all", "kB at a time, each", "test accuracy"]
+    text += runs.table(header, rows)
+    text += f"\nN = 2, {LONG} local steps of each worker.\n"
+    flat = {label: result for label, row in found.items() for result in row.values()}
+    first, last = flat.get(f"{RING}, every step"), flat.get("DiLoCo, T = 500")
+    holds = None
+    if first and last:
+        holds = last["test_accuracy"] > first["test_accuracy"] - 0.01
+    return text + verdict("as accurate with 1/500 of the bytes", holds)
+
+
+def verdict(claim, holds):
+    """Returns the line that says whether a claim is seen here."""
+    return f"\n- {claim}: {claims.said(holds)}\n"
+
+
+def figure(found, path, value, label):
+    """Draws a line for each label of a part: a value of its results against T."""
+    plt = claims.pyplot()
+    drawing, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
+    for (name, row), mark in zip(found.items(), "osD^", strict=False):
+        axes.plot(list(row), [value(r) for r in row.values()], marker=mark, label=name)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({window for row in found.values() for window in row})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xlabel("T, local steps between two exchanges")
+    axes.set_ylabel(label)
+    axes.legend(frameon=False)
+    drawing.savefig(path)
+    plt.close(drawing)
+
+
+def write_results(out, rounds, found, quick=False):
+    """Writes the tables and figures of what there is; returns the text."""
+    short = "Of few and short runs: a test of the script, not a measurement.\n"
+    texts = [short] if quick else []
+    for part in RATES:
+        if any(key.startswith(part) for measured in rounds for key in measured):
+            texts.append(rate_text(rounds, part))
+    makers = {"local": local_text, "outer": outer_text, "bytes": bytes_text}
+    texts += [makers[part](results) for part, results in found.items() if results]
+    if found.get("local"):
+        path = out / "peers-local.png"
+        percent = "test accuracy, %"
+        figure(found["local"], path, lambda r: 100 * claims.accuracy(r), percent)
+    if found.get("outer"):
+        path = out / "peers-outer.png"
+        figure(found["outer"], path, lambda r: r.get("test_loss", 2.3), "test loss")
+    text = "\n".join(texts)
+    runs.write(out / "peers.md", text)
+    return text
+
+
+# --- The measurement -------------------------------------------------------------
+
+
+def main():
+    parser = runs.measuring_parser(__doc__, (*RATES, *CLAIMS))
+    with runs.finished(parser.parse_args()) as args:
+        if args.write_readme:
+            return runs.write_readme(args.out)
+        args.scale, every = (0.05, 4) if args.quick else (1.0, 1)
+        code = "-".join(runs.fingerprint(folder) for folder in (RING, LABELS[2]))
+        rounds, progress = runs.in_rounds(rate_jobs(args), args, "peers", code)
+        cache = claims.Cache(args.out / "peers-runs.json", args.again)
+        chosen = [part for part in CLAIMS if part in args.only]
+        second = measure(plan(chosen, args.scale, every), cache, args.timeout)
+        # Parts measured at another time are shown too.
+        found = {p: claims.grid(plan([p], args.scale, every), cache) for p in CLAIMS}
+        print(write_results(args.out, rounds, found, args.quick))
+        second.failed += progress.failed
+        second.end()
+
+
+if __name__ == "__main__":
+    runs.ends_cleanly(main)

@@ -1,0 +1,203 @@
+"""Workers without a ps in this process, and the functions of their scripts on them.
+
+As in `harness`, whose learning problem this is: loss := ½ |w − c|², with a stream of
+mini-batches c for each worker. A round is one all-reduce, so all make it at once, each
+in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import threading
+import types
+from collections.abc import Callable, Sequence
+
+import harness
+import launch
+import numpy as np
+from harness import STREAMS, Push, account, rounds, rows, tf
+
+alike, lockstep, ring = (
+    importlib.import_module(f"cluster.{name}") for name in ("alike", "lockstep", "ring")
+)
+
+SCHEMES = {  # folder: the flags of the hand-computed traces
+    "Ring-All-Reduce": [],
+    "Local-SGD": ["--window=2"],
+    "DiLoCo": ["--window=2", "--weight_decay=0"],
+}
+LIMIT = 60  # seconds until a call that hangs is an error
+
+instead: dict[str, types.ModuleType] = {}  # scripts that stand for others
+_clusters: dict[int, tuple] = {}
+_runs = itertools.count(1)
+
+
+def servers(workers: int) -> tuple:
+    """Returns the workers' addresses and targets; started on first use."""
+    if workers not in _clusters:
+        base = launch.free_ports(workers)
+        hosts = [f"localhost:{base + i}" for i in range(workers)]
+        spec = tf.train.ClusterSpec({"worker": hosts})
+        started = []
+        for k in range(workers):
+            config = ring.config(k)
+            config.inter_op_parallelism_threads = 16
+            server = tf.train.Server(
+                spec, job_name="worker", task_index=k, config=config
+            )
+            started.append(server)
+        _clusters[workers] = hosts, [server.target for server in started], started
+    return _clusters[workers][:2]
+
+
+class Peer:
+    """One worker's graph and session."""
+
+    def __init__(self, run: Peers, index: int) -> None:
+        self.run, self.index = run, index
+        hosts, targets = servers(len(run.streams))
+        self.graph = tf.Graph()
+        device = tf.device(f"/job:worker/task:{index}")
+        with self.graph.as_default(), self.graph.container(run.name), device:
+            task = [f"--task_index={index}", f"--worker_hosts={','.join(hosts)}"]
+            self.args = args = run.module.parse_args([*task, *run.flags])
+            start, batch, loss, initializer, feed = harness.Run.quadratic(
+                run, self, index
+            )
+            self.center = center = tf.get_variable("center", initializer=start)
+            self.kept, self.peers = lockstep.Books(args), ring.Ring(args)
+            shared = run.module.state(args, center, self.kept)
+            batch = rounds.in_turn(batch)
+            self.calls = lockstep.Calls(
+                lambda last: run.module.graph(
+                    args, center, self.kept, self.peers, shared, batch, loss, last
+                ),
+                self.peers,
+                sorted({1, run.rounds}),
+            )
+            together = alike.shared(self.kept.of_chief())
+            self.take = alike.take_over(self.peers, together, index == 0)
+            self.check = alike.Check(self.peers, together)
+            self.extra = run.extra(self) if run.extra else None
+            incarnation = self.kept.incarnation
+            self.begin = [incarnation.close()] if index == 0 else []
+            self.prepare = self.kept.prepare() if index == 0 else []
+            local = [tf.local_variables_initializer(), initializer]
+            initial = tf.global_variables_initializer()
+            self.variables = {
+                v.op.name: v for v in tf.global_variables() + tf.local_variables()
+            }
+        config = ring.config(index)
+        config.operation_timeout_in_ms = 1000 * LIMIT
+        self.session = tf.Session(targets[index], graph=self.graph, config=config)
+        self.session.run([*self.begin, initial])
+        self.session.run(local, feed)
+        self.session.run(self.prepare)
+
+    passes: Sequence = ()
+
+    def call(self, count: int = 1) -> list[Push]:
+        """Makes the rounds of one call; only the last knows the center variable."""
+        losses, entries, _ = self.session.run(self.calls.fetches[count])
+        made = zip(entries.tolist(), losses.tolist(), strict=True)
+        pushes = [Push(*entry, loss, None) for entry, loss in made]
+        return [*pushes[:-1], pushes[-1]._replace(center=self.now())]
+
+    def now(self) -> np.ndarray:
+        """Returns this worker's center variable."""
+        return self.session.run(self.center)
+
+    def own(self, name: str) -> np.ndarray:
+        """Returns a variable of this worker."""
+        return self.session.run(self.variables[name])
+
+    def set(self, name: str, value: object) -> None:
+        """Changes a variable of this worker."""
+        variable = self.variables[name]
+        self.session.run(variable.initializer, {variable.initial_value: value})
+
+
+class Peers:
+    """The workers of one scheme; the arguments are those of `harness.Run`.
+
+    `extra(peer)` builds more into each worker's graph, kept as `peer.extra`.
+    """
+
+    watch = False
+
+    def __init__(
+        self,
+        folder: str,
+        *flags: str,
+        start: Sequence[float] = (0.0,),
+        streams: Sequence = STREAMS,
+        rounds: int = 1,
+        extra: Callable | None = None,
+    ) -> None:
+        self.module = instead.get(folder) or launch.load(folder)
+        self.flags = ["--learning_rate=0.1", *SCHEMES[folder], *flags]
+        self.start, self.streams = np.asarray(start, np.float32), streams
+        self.rounds, self.extra, number = rounds, extra, next(_runs)
+        self.name = f"peers{number}"
+        # The servers outlive a run, and would take its keys for those of the last one.
+        group, ring.GROUP = ring.GROUP, number
+        try:
+            self.workers = [Peer(self, k) for k in range(len(streams))]
+        finally:
+            ring.GROUP = group
+        self.chief = self.workers[0]
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            with contextlib.suppress(tf.errors.OpError):
+                worker.session.close()
+
+    def loss(self, index: int, usual: Callable) -> Callable:
+        """Returns the loss of a worker: the usual one."""
+        return usual
+
+    def at_once(self, work: Callable) -> list:
+        """Returns what `work(peer)` returns of each worker, all at the same time."""
+        results, failed = [None] * len(self.workers), []
+
+        def one(k):
+            try:
+                results[k] = work(self.workers[k])
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=one, args=[k]) for k in range(len(results))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[0]
+        return results
+
+    def trace(self, updates: int) -> np.ndarray:
+        """Returns the center after each call, of as many rounds as the run has.
+
+        Asserts that all workers were told the right numbers and have the same bits.
+        """
+        found = []
+        for t in range(updates):
+            made = self.at_once(lambda peer: peer.call(self.rounds))
+            for pushes in made:
+                steps = [self.rounds * t + i + 1 for i in range(self.rounds)]
+                assert [push.step for push in pushes] == steps
+                assert {push.what for push in pushes} == {rows.APPLIED}
+                assert not any(push.staleness for push in pushes)
+                assert pushes[-1].center.tobytes() == made[0][-1].center.tobytes()
+            found.append(made[0][-1].center)
+        return np.array(found)
+
+    def account(self) -> dict:
+        """Returns the books as they go into result.json."""
+        return account.account(*self.chief.session.run(self.chief.kept.all))

@@ -1,0 +1,1016 @@
+"""Distributed-MNIST: records, input, placement, the update push by push, whole runs.
+
+The graphs are built by the program's own functions on an in-process cluster
+(`harness`), and compared with their formulas in NumPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import harness
+import launch
+import numpy as np
+import pytest
+from harness import rounds, rows, tf
+from launch import REPO, copy_of, result, run_sh
+
+FOLDER = "Distributed-MNIST"
+sys.path.append(str(REPO / FOLDER))  # behind: its cluster/ is that of the others
+program = launch.load(FOLDER)
+barrier = importlib.import_module("cluster.barrier")
+ending, evaluate, export, models, optimizers, pictures, pipeline, placement = (
+    importlib.import_module(name)
+    for name in (
+        "ending",
+        "evaluate",
+        "export",
+        "models",
+        "optimizers",
+        "pictures",
+        "pipeline",
+        "placement",
+    )
+)
+prepare, records, sources, supply = (
+    importlib.import_module(name)
+    for name in ("prepare", "records", "sources", "supply")
+)
+
+pytestmark = pytest.mark.timeout(400)
+LINE = re.compile(  # what a run of this program prints besides what all print
+    r"(\[evaluator 0\] evaluator(: test accuracy [\d.]+ at global step \d+"
+    r"|: .*/confusion\.png| follows .*)"
+    r"|\[worker \d+\] (prepared \w+ as records in .*|ps \d holds \d+ bytes .*"
+    r"|goes on in epoch \d+, \d+ of its \d+ images done"
+    r"|exported: .*|try it: python predict\.py .*|stops early: .*)"
+    r"|.*/example-\w+\.png: \w+ \([\d.]+\))"
+)
+
+
+def args_of(*flags: str, index: int = 0, num_ps: int = 1, workers: int = 2):
+    """Returns the program's checked flags for a worker."""
+    ps = [f"p:{1 + i}" for i in range(num_ps)]
+    others = [f"a:{1 + i}" for i in range(workers)]
+    return program.parse_args(
+        [
+            "--job_name=worker",
+            f"--task_index={index}",
+            f"--ps_hosts={','.join(ps)}",
+            f"--worker_hosts={','.join(others)}",
+            *flags,
+        ]
+    )
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory) -> records.Index:
+    """The digits as records, in five files: they divide by no number of workers."""
+    folder = tmp_path_factory.mktemp("records") / "digits"
+    return prepare.write(sources.source_of("digits"), str(folder), 5, say=lambda _: 0)
+
+
+def files_of(folder: str | pathlib.Path) -> dict[str, bytes]:
+    """Returns the content of a folder's files."""
+    return {p.name: p.read_bytes() for p in pathlib.Path(folder).iterdir()}
+
+
+# --- Records ------------------------------------------------------------------
+
+
+def test_records_hold_the_images(digits) -> None:
+    """Each image once, under its row; train and validation share none."""
+    _, arrays = sources._arrays_of("digits")
+    assert digits.shape == [28, 28, 1] and len(digits.classes) == 10
+    assert {s: records.count(f) for s, f in digits.splits.items()} == {
+        "train": 1293,
+        "validation": 144,
+        "test": 360,
+    }
+    sizes = [entry["examples"] for entry in digits.splits["train"]]
+    assert max(sizes) - min(sizes) <= 1
+    seen = {}
+    with tf.Graph().as_default(), tf.Session() as session:
+        for split in digits.splits:
+            iterator = pipeline.held_out(digits, split)
+            batch = iterator.get_next()
+            session.run(iterator.initializer)
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                while True:
+                    for image, label, row in zip(*session.run(batch), strict=True):
+                        source = "test" if split == "test" else "train"
+                        assert seen.setdefault((source, int(row)), image) is image
+                        assert label == arrays[source][1][row]
+    assert len(seen) == 1797
+    # Made smaller again, they are the images of scikit-learn.
+    for (source, row), image in itertools.islice(seen.items(), 50):
+        small = image[..., 0].reshape(7, 4, 7, 4).mean((1, 3)) / 255
+        original = arrays[source][0][row][..., 0]
+        edges = np.linspace(0, 7, 7).round().astype(int)
+        assert (
+            np.corrcoef(small.ravel(), original[np.ix_(edges, edges)].ravel())[0, 1]
+            > 0.5
+        )
+
+
+def test_preparing_is_resumed_and_never_repeated(tmp_path) -> None:
+    """Interrupted after three files, it goes on; the bytes are those of one go."""
+    source = sources.source_of("digits")
+    whole = prepare.write(source, str(tmp_path / "a"), 4, say=lambda _: None)
+    made = []
+
+    def interrupt(text):
+        made.append(text)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+
+    folder = str(tmp_path / "b")
+    with pytest.raises(KeyboardInterrupt):
+        prepare.write(source, folder, 4, say=interrupt)
+    assert not records.are_there(folder)
+    half = {p: p.stat().st_mtime_ns for p in (tmp_path / "b").glob("train*")}
+    assert len(half) == 3
+    with pytest.raises(ValueError, match="beginning of other records"):
+        prepare.write(source, folder, 3, say=lambda _: None)
+    again = prepare.write(source, folder, 4, say=lambda _: None)
+    assert all(p.stat().st_mtime_ns == time_ for p, time_ in half.items())
+    assert files_of(folder) == files_of(tmp_path / "a")
+    assert again.checksum == whole.checksum
+    before = files_of(folder)
+    with pytest.raises(ValueError, match="has records already"):
+        prepare.write(source, folder, 4, say=lambda _: None)
+    assert files_of(folder) == before
+
+
+def write_png(path: pathlib.Path, image: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pictures.png(image))
+
+
+def photos(folder: pathlib.Path, each: int = 30, side: int = 12) -> pathlib.Path:
+    """Writes a folder of RGB images by class: red ones and green ones."""
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(("green", "red")):
+        for i in range(each):
+            image = rng.integers(0, 120, [side, side, 3]).astype(np.uint8)
+            image[..., 1 - number] += 120
+            write_png(folder / name / f"{i}.png", image)
+    return folder
+
+
+def test_a_folder_of_images_by_class(tmp_path) -> None:
+    """In colour; what is read from the records is what is in the files."""
+    folder = photos(tmp_path / "photos", 6)
+    index = prepare.write(
+        sources.source_of(str(folder)), str(tmp_path / "r"), 2, 0.2, lambda _: None
+    )
+    assert index.classes == ["green", "red"] and index.shape == [12, 12, 3]
+    with tf.Graph().as_default(), tf.Session() as session:
+        iterator = pipeline.held_out(index, "train")
+        session.run(iterator.initializer)
+        images, labels, _ = session.run(iterator.get_next())
+    pngs = {pictures.png(image) for image in images}
+    assert pngs <= {path.read_bytes() for path in folder.glob("*/*.png")}
+    assert (images[..., 0].mean((1, 2)) > images[..., 1].mean((1, 2))).tolist() == (
+        labels == 1
+    ).tolist()
+    scaled = sources.source_of(str(folder), size=20)
+    assert scaled.splits["train"][0](0)[0].shape == (20, 20, 3)
+
+
+# --- Input --------------------------------------------------------------------
+
+
+def stream(index, args, worker: int, workers: int, position: int = 0, count: int = 0):
+    """Returns the rows of a worker's first batches, and the images."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        at = tf.constant(position, tf.int64)
+        iterator = pipeline.batches(index, args, worker, workers, at)
+        batch = iterator.get_next()
+        session.run(iterator.initializer)
+        made = [session.run(batch) for _ in range(count)]
+    return np.concatenate([b[2] for b in made]), np.concatenate([b[0] for b in made])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_each_example_exactly_once_in_an_epoch(digits, workers) -> None:
+    """Of two epochs; files do not divide, and seven workers are more than files."""
+    args = args_of("--batch_size=1", "--augment=0", "--shuffle=300")
+    epochs = [[], []]
+    for worker in range(workers):
+        size = pipeline.share(digits.splits["train"], worker, workers)[2]
+        seen, _ = stream(digits, args, worker, workers, 0, 2 * size)
+        halves = seen[:size].tolist(), seen[size:].tolist()
+        assert sorted(halves[0]) == sorted(halves[1]) and halves[0] != halves[1]
+        for epoch, half in zip(epochs, halves, strict=True):
+            epoch += half
+    everything = sorted(epochs[0])
+    assert len(set(everything)) == len(everything) == 1293
+    assert sorted(epochs[1]) == everything
+
+
+def test_shares_are_even() -> None:
+    splits = [5], [3, 2], [7] * 8, [9, 8, 8]
+    for sizes, workers in itertools.product(splits, range(1, 6)):
+        files = [{"examples": size} for size in sizes]
+        shares = [pipeline.share(files, k, workers)[2] for k in range(workers)]
+        assert sum(shares) == sum(sizes)
+        assert max(shares) - min(shares) <= max(1, len(sizes) // workers + 1)
+
+
+@pytest.mark.parametrize("position", [0, 32, 640, 5 * 32 * 40])
+def test_a_worker_goes_on_where_the_books_say(digits, position) -> None:
+    """In mid-epoch or epochs later: the same rows, augmented in the same way."""
+    args = args_of("--batch_size=32", "--shuffle=200")
+    whole, images = stream(digits, args, 1, 2, 0, position // 32 + 4)
+    rest, again = stream(digits, args, 1, 2, position, 4)
+    assert rest.tolist() == whole[position:].tolist()
+    np.testing.assert_array_equal(again, images[position:])
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_an_epoch_of_another_length_is_an_error(digits, change) -> None:
+    """The index says how many there are; the end of every epoch asserts it."""
+    splits = json.loads(json.dumps(digits.splits))
+    splits["train"][0]["examples"] += change
+    wrong = digits._replace(splits=splits)
+    args = args_of("--batch_size=1", "--augment=0")
+    with pytest.raises(tf.errors.FailedPreconditionError) as error:
+        stream(wrong, args, 0, 1, 0, 1294)
+    sentence = f"expected to contain {1293 + change} elements"
+    with pytest.raises(harness.exits.Failure, match=sentence):
+        pipeline.check(error.value)
+    pipeline.check(None)  # a ps that has lost its variables is another matter
+    pipeline.check(tf.errors.FailedPreconditionError(None, None, "uninitialized"))
+
+
+def test_augmented_images_stay_what_they_are(digits) -> None:
+    """Turned and moved a little, each in its own way; without the flag untouched."""
+    plain = stream(digits, args_of("--augment=0"), 0, 1, 0, 2)
+    moved = stream(digits, args_of("--augment=1"), 0, 1, 0, 2)
+    assert plain[0].tolist() == moved[0].tolist()
+    for a, b in zip(plain[1], moved[1], strict=True):
+        assert not np.array_equal(a, b)
+        assert abs(a.mean() - b.mean()) < 0.25 * a.mean()
+    assert moved[1].min() >= 0 and moved[1].max() <= 255.01
+
+
+# --- Placement ----------------------------------------------------------------
+
+
+def placed(kind: str, num_ps: int, flags=()) -> tuple:
+    """Returns the Placement, pieces and slots of the network, in a graph of its own."""
+    spec = tf.train.ClusterSpec(
+        {"ps": [f"a:{i + 1}" for i in range(num_ps)], "worker": ["b:1"]}
+    )
+    place = placement.Placement(kind, num_ps)
+    device = "/job:worker/task:0"
+    setter = tf.train.replica_device_setter(
+        cluster=spec, worker_device=device, ps_strategy=place
+    )
+    with tf.Graph().as_default(), tf.device(setter):
+        pieces, join = place.variables(models.conv([28, 28, 1], 10, 128, 0))
+        slots = place.slots("momentum")
+        shapes = [whole.shape.as_list() for whole in join([p.value() for p in pieces])]
+    return place, pieces, slots, shapes
+
+
+@pytest.mark.parametrize("num_ps", [1, 2, 3])
+@pytest.mark.parametrize("kind", placement.KINDS)
+def test_placement(kind, num_ps, capsys) -> None:
+    place, pieces, slots, shapes = placed(kind, num_ps)
+    model = models.conv([28, 28, 1], 10, 128, 0)
+    assert shapes == [list(shape) for shape in model.shapes]
+    tasks = [placement.task_of(piece) for piece in pieces]
+    assert tasks[0] == 0, "ps 0 numbers a push when the first piece is there"
+    assert [(s.shape, s.device) for s in slots] == [(p.shape, p.device) for p in pieces]
+    assert {"/job:ps" in piece.device for piece in pieces} == {True}
+    place.print_bytes(pieces)
+    held = [int(n) for n in re.findall(r"holds (\d+) bytes", capsys.readouterr().out)]
+    total = 4 * sum(int(np.prod(shape)) for shape in model.shapes)
+    assert sum(held) == total and len(held) == num_ps
+    dense = 4 * 7 * 7 * 32 * 128
+    if kind == "partitioned":
+        assert max(held) < 1.1 * total / num_ps + 4096
+    elif kind == "round_robin":
+        assert tasks == [i % num_ps for i in range(8)]
+    else:
+        assert num_ps == 1 or max(held) < dense + total / 20
+
+
+# --- The update, push by push -------------------------------------------------
+
+
+class Worker:
+    """A worker of the program's own graph, on named variables and a loss of choice."""
+
+    def __init__(self, run: Run, index: int) -> None:
+        spec, _, targets = harness.servers(run.num_ps)
+        args = args_of(*run.flags, index=index, num_ps=run.num_ps, workers=run.workers)
+        args.steps, self.graph = run.steps, tf.Graph()
+        device = f"/job:worker/task:{index}"
+        place = placement.Placement(args.placement, run.num_ps)
+        setter = tf.train.replica_device_setter(
+            cluster=spec, worker_device=device, ps_strategy=place
+        )
+        with self.graph.as_default(), self.graph.container(run.name), tf.device(setter):
+            center, join = place.variables(run.model)
+            move = optimizers.of(args, place)
+            self.kept = kept = ending.Books(args)
+            step = barrier.Barrier(args, center, kept) if args.issync else None
+            data = tf.data.Dataset.from_tensor_slices(run.streams[index]).repeat()
+            iterator = tf.data.make_initializable_iterator(data)
+
+            def loss(pieces, batch):
+                return run.loss(join(pieces), batch)
+
+            parts = args, center, kept, step, move, iterator.get_next, loss
+            self.calls = rounds.Calls(lambda last: program.graph(*parts, last), (1,))
+            self.center = join(rounds.read(center))
+            inside = kept.incarnation
+            self.join = inside.join(f"test {index}")
+            self.open, self.wake = inside.open("", kept.prepare()), inside.on_open
+            first = [tf.global_variables_initializer(), inside.close()]
+            self.stop = kept.stop
+        config = tf.ConfigProto(
+            device_filters=["/job:ps", device], operation_timeout_in_ms=20000
+        )
+        self.session = tf.Session(targets[index], graph=self.graph, config=config)
+        if index == 0:
+            self.session.run(first)
+            self.session.run(self.open)
+            self.session.run(self.wake)
+        self.session.run(iterator.initializer)
+        self.session.run(self.join)
+
+    def push(self) -> list[int]:
+        """Makes a round; returns [step after it, staleness, what became of it]."""
+        return self.session.run(self.calls.fetches[1])[1][0].tolist()
+
+    def now(self) -> list[np.ndarray]:
+        """Returns the variables."""
+        return self.session.run(self.center)
+
+
+class Run:
+    """Workers of the program that train one model at once or in turn."""
+
+    numbers = itertools.count()
+
+    def __init__(self, *flags, model, loss, streams, num_ps=1, steps=1000) -> None:
+        self.flags, self.model, self.loss, self.num_ps = flags, model, loss, num_ps
+        self.streams, self.workers, self.steps = streams, len(streams), steps
+        self.name = f"mnist{next(self.numbers)}"
+        self.made = [Worker(self, k) for k in range(self.workers)]
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.made:
+            worker.session.close()
+
+    def at_once(self, pushes: int) -> list[list[int]]:
+        """Has every worker make so many rounds, all at the same time."""
+        said, threads = [], []
+        for worker in self.made:
+
+            def push(worker=worker):
+                said.extend(worker.push() for _ in range(pushes))
+
+            threads.append(threading.Thread(target=push))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        assert len(said) == pushes * self.workers
+        return said
+
+
+START = [np.array([[1.0, -2.0], [0.5, 3.0], [2.0, 2.0]]), np.array([0.25, -1.0])]
+QUADRATIC = models.Network(
+    ["a/kernel", "a/bias"],
+    lambda i: tf.constant(START[i], tf.float32),
+    [w.shape for w in START],
+    None,
+)
+
+
+def quadratic(values, batch):
+    """loss := ½ ∑ |w − c|² over all variables, so that a gradient is w − c."""
+    return sum(tf.reduce_sum(0.5 * (w - batch) ** 2) for w in values)
+
+
+class Rule:
+    """The update in NumPy, float64, by the formulas of the script's docstring."""
+
+    def __init__(self, args) -> None:
+        self.args, self.w, self.t = args, [w.copy() for w in START], 0
+        self.m, self.v = ([np.zeros(w.shape) for w in START] for _ in "mv")
+
+    def gradient(self, c: float) -> list[np.ndarray]:
+        """Returns the gradient at the weights as they are, clipped."""
+        g = [w - c for w in self.w]
+        norm = np.sqrt(sum((x**2).sum() for x in g))
+        clip = self.args.clip_norm
+        return [x * min(1, clip / norm) for x in g] if clip else g
+
+    def apply(self, g: list[np.ndarray]) -> None:
+        """Moves the weights by a gradient."""
+        args = self.args
+        rate = args.learning_rate * args.decay_rate ** (self.t / args.decay_steps)
+        self.t += 1
+        b1, b2 = args.momentum, 0.999
+        for i, x in enumerate(g):
+            if args.optimizer == "momentum":
+                self.m[i] = b1 * self.m[i] + x
+                self.w[i] -= rate * self.m[i]
+                continue
+            self.m[i] = b1 * self.m[i] + (1 - b1) * x
+            self.v[i] = b2 * self.v[i] + (1 - b2) * x**2
+            m, v = self.m[i] / (1 - b1**self.t), self.v[i] / (1 - b2**self.t)
+            self.w[i] -= rate * m / (np.sqrt(v) + 1e-8)
+
+
+@pytest.mark.parametrize(
+    "num_ps, flags",
+    [
+        (2, ["--optimizer=momentum", "--placement=partitioned", "--clip_norm=2"]),
+        (1, ["--optimizer=adam", "--placement=greedy"]),
+        (2, ["--optimizer=adam", "--placement=round_robin", "--momentum=0.5"]),
+    ],
+    ids=["partitioned", "greedy", "round_robin"],
+)
+def test_asynchronous_pushes_are_the_rule(num_ps, flags, monkeypatch) -> None:
+    """Two workers in turn, each at the weights that the other has left."""
+    monkeypatch.setattr(placement, "LEAST", 4)  # that small variables are cut too
+    flags = [*flags, "--learning_rate=0.1", "--decay_steps=3", "--decay_rate=0.7"]
+    streams = [np.float32([1, 3]), np.float32([5, 7])]
+    with Run(
+        *flags, model=QUADRATIC, loss=quadratic, streams=streams, num_ps=num_ps
+    ) as run:
+        rule = Rule(args_of(*flags))
+        for t, k in enumerate([0, 1, 0, 0, 1, 1, 0]):
+            batches = [1.0, 3.0], [5.0, 7.0]
+            count = [0, 1, 0, 0, 1, 1, 0][:t].count(k)
+            rule.apply(rule.gradient(batches[k][count % 2]))
+            assert run.made[k].push() == [t + 1, 0, rows.APPLIED]
+            for mine, wanted in zip(run.made[0].now(), rule.w, strict=True):
+                np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer, num_ps", [("momentum", 1), ("adam", 2)])
+def test_synchronous_steps_are_the_mean_of_all(optimizer, num_ps) -> None:
+    flags = ["--issync=1", f"--optimizer={optimizer}", "--learning_rate=0.1"]
+    streams = [np.float32([1, 3]), np.float32([5, 7]), np.float32([-2, 0])]
+    with Run(
+        *flags, model=QUADRATIC, loss=quadratic, streams=streams, num_ps=num_ps
+    ) as run:
+        rule = Rule(args_of(*flags, workers=3))
+        for t in range(4):
+            g = [rule.gradient(float(s[t % 2])) for s in streams]
+            rule.apply([np.mean(parts, axis=0) for parts in zip(*g, strict=True)])
+            said = run.at_once(1)
+            assert [what for _, _, what in said] == [rows.APPLIED] * 3
+            for mine, wanted in zip(run.made[0].now(), rule.w, strict=True):
+                np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=1e-6)
+
+
+def equality(issync: int, steps: int = 5) -> tuple[float, float]:
+    """Returns how far 2 workers are from 1 with both batches, and how far that went.
+
+    The largest difference of a weight, and the largest movement, for the network of the
+    program on random images.
+    """
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, [2 * steps, 8, 28, 28, 1]).astype(np.float32)
+    labels = rng.integers(0, 10, [2 * steps, 8]).astype(np.int32)
+    model = models.conv([28, 28, 1], 10, 16, 0)
+
+    def loss(values, batch):
+        return models.loss(model.logits(values, batch[0]), batch[1])
+
+    pairs = images.reshape(steps, 16, 28, 28, 1), labels.reshape(steps, 16)
+    flags = [f"--issync={issync}", "--learning_rate=0.02"]
+    with Run(*flags, model=model, loss=loss, streams=[pairs]) as run:
+        first = run.made[0].now()
+        for _ in range(steps):
+            run.made[0].push()
+        one = run.made[0].now()
+    halves = [(images[k::2], labels[k::2]) for k in range(2)]
+    with Run(*flags, model=model, loss=loss, streams=halves) as run:
+        for _ in range(steps):
+            run.at_once(1)
+        two = run.made[0].now()
+
+    def far(a, b):
+        return max(float(abs(x - y).max()) for x, y in zip(a, b, strict=True))
+
+    return far(one, two), far(first, one)
+
+
+def test_synchronous_workers_equal_one_with_the_whole_batch() -> None:
+    """--issync 1 to 1e-5; --issync 0 makes twice the updates, and is elsewhere."""
+    difference, moved = equality(issync=1)
+    assert difference < 1e-5 < 1e-3 < moved
+    difference, _ = equality(issync=0)
+    assert difference > 1e-3
+
+
+@pytest.mark.parametrize("issync", [0, 1])
+def test_an_early_end_is_exact(issync) -> None:
+    """The chief moves the last update forward; later pushes are not applied."""
+    streams = [np.float32([1]), np.float32([5])]
+    with Run(
+        f"--issync={issync}", model=QUADRATIC, loss=quadratic, streams=streams
+    ) as run:
+        chief, other = run.made
+        run.at_once(2)
+        step = chief.session.run(chief.kept.step)
+        chief.session.run(chief.stop)
+        assert chief.session.run(chief.kept.now) == step + 1
+        said = run.at_once(1)
+        applied = [what for _, _, what in said].count(rows.APPLIED)
+        assert applied == (2 if issync else 1)
+        weights = chief.now()
+        assert [w.push()[2] for w in run.made] == [rows.OVER] * 2
+        assert chief.session.run(chief.kept.step) == step + 1
+        for a, b in zip(weights, other.now(), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+# --- Models, pictures, export -------------------------------------------------
+
+
+def test_keras_layers_are_the_network(monkeypatch) -> None:
+    """With the same weights the same logits; the graph has no variable of Keras'."""
+    shape, rng = [28, 28, 1], np.random.default_rng(0)
+    images = rng.uniform(0, 255, [3, *shape])
+    ours, theirs = models.conv(shape, 10, 16, 0), models.keras(shape, 10, 16, 0)
+    assert [tuple(s) for s in theirs.shapes] == [tuple(s) for s in ours.shapes]
+    assert theirs.names == ours.names
+    with tf.Graph().as_default(), tf.Session() as session:
+        values = [theirs.start(i) for i in range(len(theirs.names))]
+        x = tf.constant(images, tf.float32)
+        a, b = session.run([ours.logits(values, x), theirs.logits(values, x)])
+        gradients = tf.gradients(theirs.logits(values, x), values)
+        assert all(g is not None for g in gradients)
+        assert not tf.global_variables()
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_keras_layers_with_state_are_refused(monkeypatch, capsys) -> None:
+    def stateful(shape, classes, hidden):
+        layers = tf.keras.layers
+        return tf.keras.Sequential(
+            [
+                layers.Input(shape),
+                layers.Flatten(),
+                layers.BatchNormalization(),
+                layers.Dense(classes),
+            ]
+        )
+
+    monkeypatch.setattr(models, "layers_of_keras", stateful)
+    with pytest.raises(ValueError, match="moving_mean is not trained"):
+        models.keras([8, 8, 1], 10, 16, 0)
+
+
+def test_pictures() -> None:
+    counts = np.array([[30, 0, 0], [1, 1234, 2], [0, 0, 0]])
+    drawn = pictures.confusion(counts)
+    cell = pictures.CELL
+    assert drawn.shape == (4 * cell, 4 * cell, 3)
+
+    def corner(true, guess):
+        return drawn[(true + 1) * cell + 1, (guess + 1) * cell + 1].tolist()
+
+    assert corner(0, 0) == pictures.RIGHT.tolist()
+    assert corner(0, 1) == corner(2, 2) == [255, 255, 255]
+    assert corner(1, 0) != [255, 255, 255]
+    images = [np.full([4, 4, 1], value, np.uint8) for value in (10, 20)]
+    wrong = [(1, 0, 0.9, images[0]), (1, 0, 0.5, images[1])]
+    found = evaluate.Found(0.0, 0.9, counts, wrong)
+    grid = pictures.mistakes(found, [4, 4, 1])
+    assert grid.shape == (16, 16, 1)
+    assert (grid[6:10, 1:5] == 10).all(), "the surest one is seen"
+    assert (grid[1:5] == 96).all()
+    with tf.Graph().as_default(), tf.Session() as session:
+        again = session.run(tf.io.decode_png(pictures.png(grid)))
+    np.testing.assert_array_equal(again, grid)
+
+
+# --- What is wrong is one sentence --------------------------------------------
+
+
+def said(capsys, end) -> str:
+    """Returns the one line on stderr of a program that ended with status 2."""
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert end.value.code == 2 and len(lines) == 1, lines
+    assert "Traceback" not in lines[0]
+    return lines[0]
+
+
+def spoil(how: str) -> Callable[[pathlib.Path], None]:
+    """Returns a function that does something to a folder of records."""
+
+    def do(folder: pathlib.Path) -> None:
+        shard = sorted(folder.glob("train*"))[1]
+        text = (folder / "index.json").read_text()
+        if how == "truncated":
+            shard.write_bytes(shard.read_bytes()[:-100])
+        elif how == "flipped":
+            content = bytearray(shard.read_bytes())
+            content[5000] ^= 1
+            shard.write_bytes(content)
+        elif how == "missing":
+            shard.unlink()
+        elif how == "no json":
+            (folder / "index.json").write_text(text[:50])
+        elif how == "no splits":
+            (folder / "index.json").write_text("{}")
+        elif how == "version":
+            changed = text.replace('"version": 1', '"version": 7')
+            (folder / "index.json").write_text(changed)
+        elif how == "half":
+            (folder / "index.json").rename(folder / "plan.json")
+
+    return do
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ("truncated", "bytes, "),
+        ("flipped", "another checksum than in index.json"),
+        ("missing", "train-00001-of-00005.tfrecord is missing"),
+        ("no json", "index.json is not what prepare.py writes"),
+        ("no splits", "index.json is not what prepare.py writes"),
+        ("version", "of version 7, not 1"),
+        ("half", "not all is written"),
+    ],
+)
+def test_bad_records(how, words, digits, tmp_path, capsys) -> None:
+    folder = tmp_path / "records"
+    shutil.copytree(digits.folder, folder)
+    spoil(how)(folder)
+    before = files_of(folder)
+    args = args_of("--check", f"--data={folder}", f"--logdir={tmp_path / 'l'}")
+    with pytest.raises(SystemExit) as end:
+        program.flags.data(supply.For(args), args, 2)
+    line = said(capsys, end)
+    assert words in line and f"--data {folder}: " in line
+    assert files_of(folder) == before and not (tmp_path / "l").exists()
+
+
+def bad_folders(where: pathlib.Path) -> Iterator[tuple[list, str]]:
+    """Yields the arguments of prepare.py, and words of what it must say."""
+    good = photos(where / "good", 10)
+    for name in ("empty", "small", "broken", "one"):
+        shutil.copytree(good, where / name)
+    for path in (where / "empty" / "red").iterdir():
+        path.unlink()
+    yield [where / "empty"], "the class red has no images"
+    write_png(where / "small" / "red" / "3.png", np.zeros([12, 11, 3], np.uint8))
+    yield [where / "small"], "scale with --size"
+    (where / "broken" / "red" / "3.png").write_bytes(b"\x89PNG nothing")
+    yield [where / "broken"], "3.png is not an image that can be read"
+    shutil.rmtree(where / "one" / "red")
+    yield [where / "one"], "at least two classes"
+    yield [good, "--shards=40"], "training images for 40 files"
+    yield [good, "--validation=0"], "none is held out for validation"
+    yield [where / "nothing"], "choose digits, mnist, fashion_mnist or a .npz file"
+    odd = {"x_train": np.zeros([9, 5]), "y_train": np.arange(9) % 2}
+    np.savez(where / "odd.npz", x_test=odd["x_train"], y_test=odd["y_train"], **odd)
+    yield [where / "odd.npz"], "images of 5 numbers are no squares"
+    far = {"x_train": np.full([9, 4], -3.0), "y_train": np.arange(9) % 2}
+    np.savez(where / "far.npz", x_test=far["x_train"], y_test=far["y_train"], **far)
+    yield [where / "far.npz"], "reach from 0 to 1"
+    (where / "full").mkdir()
+    (where / "full" / "mine.txt").write_text("mine")
+    yield [good, where / "full"], "is not empty, and has no records"
+
+
+def test_bad_sources(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(records, "quiet", lambda: None)
+    for number, (arguments, words) in enumerate(bad_folders(tmp_path)):
+        if len(arguments) < 2 or str(arguments[1]).startswith("--"):
+            arguments.insert(1, tmp_path / f"out{number}")
+        monkeypatch.setattr(sys, "argv", ["prepare.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            prepare.main()
+        text = capsys.readouterr().err.strip().splitlines()[-1]
+        assert end.value.code == 2 and words in text, (arguments, text)
+        assert not (pathlib.Path(arguments[1]) / "index.json").exists()
+    assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--replicas_to_aggregate=3"], "there are 2 workers"),
+        (["--issync=2"], "--issync: invalid choice: 2"),
+        (["--optimizer=sgd"], "invalid choice: 'sgd'"),
+        (["--placement=anywhere"], "invalid choice: 'anywhere'"),
+        (["--train_steps=0"], "--train_steps: '0' is not a whole number"),
+        (["--momentum=1"], "--momentum: '1' is not"),
+        (["--hidden=5"], "unrecognized arguments: --hidden=5"),
+    ],
+)
+def test_bad_flags(flags, words, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        args_of(*flags)
+    assert words in said(capsys, end)
+
+
+def test_published_names_of_flags() -> None:
+    args = args_of("--train_steps=7", "--data_dir=mnist", "--issync=1")
+    assert (args.steps, args.data, args.issync, args.hidden_units) == (
+        7,
+        "mnist",
+        1,
+        128,
+    )
+    assert args_of().steps is None
+
+
+def test_more_workers_than_images(tmp_path, capsys) -> None:
+    folder = photos(tmp_path / "p", 2)
+    prepare.write(
+        sources.source_of(str(folder)), str(tmp_path / "r"), 1, 0.4, lambda _: None
+    )
+    flags = f"--data={tmp_path / 'r'}", f"--logdir={tmp_path}"
+    args = args_of(*flags, index=3, workers=4)
+    with pytest.raises(SystemExit) as end:
+        program.flags.data(supply.For(args), args, 4)
+    assert "training images for 4 workers" in said(capsys, end)
+
+
+def test_evaluator_in_tf_config(monkeypatch, capsys) -> None:
+    """It has no address; an example without an evaluator says so."""
+    cluster = {"ps": ["p:1"], "chief": ["a:1"], "worker": ["b:1"]}
+    for listed in ({}, {"evaluator": ["e:1"]}):
+        task = {"type": "evaluator", "index": 0}
+        text = json.dumps({"cluster": {**cluster, **listed}, "task": task})
+        monkeypatch.setenv("TF_CONFIG", text)
+        args = program.parse_args([])
+        assert args.job_name == "evaluator" and not hasattr(args, "address")
+        assert args.worker_hosts == ["a:1", "b:1"]
+        with pytest.raises(SystemExit) as end:
+            launch.load("HogWild").parse_args([])
+        assert "no evaluator is needed" in said(capsys, end)
+
+
+# --- Whole runs ---------------------------------------------------------------
+
+
+def strange(run: launch.Launch) -> list[str]:
+    """Returns the lines of a run that nobody expects."""
+    both = launch.LINE, LINE
+    return [x for x in run.lines if not any(p.fullmatch(x) for p in both)]
+
+
+def wait_until(test: Callable, seconds: float, run: launch.Launch) -> None:
+    """Returns when `test()` holds; fails if it does not in time, or the run is over."""
+    end = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < end, run.output
+        assert run.process.poll() is None, run.output
+        time.sleep(0.02)
+
+
+def saved(logdir: pathlib.Path) -> int:
+    """Returns the global step of the newest checkpoint."""
+    steps = re.findall(
+        r"model\.ckpt-(\d+)\.index", " ".join(map(str, logdir.glob("*")))
+    )
+    return max(map(int, steps), default=-1)
+
+
+def check_books(done: dict, batch_size: int = 32) -> None:
+    made = sum(done["rounds_per_worker"].values())
+    each = done["flags"]["replicas_to_aggregate"] if done["flags"]["issync"] else 1
+    assert made == each * done["global_steps"] + done["gradients_dropped"]
+    assert done["examples"] == batch_size * made
+
+
+def test_the_run_of_the_readme(tmp_path) -> None:
+    """Prepared, trained to 0.98, evaluated, exported, and one image is predicted."""
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
+    before = launch.tree(copy)
+    with run_sh(copy, LOGDIR=str(logdir)) as run:
+        assert run.wait(300) == 0, run.output
+        run.nothing_left()
+    assert not strange(run), run.output
+    done = result(logdir)
+    assert done["test_accuracy"] >= 0.98 and done["global_steps"] == 808
+    check_books(done)
+    evaluation = json.loads((logdir / "evaluator" / "evaluation.json").read_text())
+    assert evaluation["global_step"] == 808
+    assert evaluation["test_accuracy"] == pytest.approx(done["test_accuracy"])
+    confusion = np.array(evaluation["confusion"])
+    assert confusion.sum() == 360
+    assert np.trace(confusion) == round(360 * done["test_accuracy"])
+    assert run.output.count("[evaluator 0] evaluator: test accuracy") >= 2
+    (export_,) = (logdir / "export").iterdir()
+    assert export_.name == str(done["best"]["global_step"])
+    image = next(logdir.glob("example-*.png"))
+    label = image.stem.partition("-")[2]
+    assert re.fullmatch(rf".*example-{label}\.png: {label} \([\d.]+\)", run.lines[-1])
+
+    # predict.py alone, in an empty folder, and what TensorFlow itself loads.
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(copy / "predict.py", alone)
+    _, arrays = sources._arrays_of("digits")
+    pixels = sources._scaled(arrays["test"][0], 28)
+    np.savez(alone / "test.npz", x_test=pixels[..., 0], y_test=arrays["test"][1])
+    np.savez(alone / "images.npz", images=pixels[:3])
+    (alone / "text.png").write_text("no image")
+    write_png(alone / "small.png", pixels[0, :20])
+
+    def tell(*arguments):
+        return subprocess.run(
+            [sys.executable, "predict.py", *map(str, arguments)],
+            cwd=alone,
+            capture_output=True,
+            text=True,
+            env=launch.environment(),
+        )
+
+    out = tell(logdir / "export", "test.npz", "images.npz")
+    accuracy = float(re.search(r"accuracy ([\d.]+) of 360", out.stdout)[1])
+    assert accuracy >= 0.97 and out.returncode == 0, out.stderr
+    assert out.stdout.count("images.npz[") == 3
+    bad = [
+        ([alone, image], "has no exported model"),
+        ([logdir / "export", "none.png"], "no such file"),
+        ([logdir / "export", "predict.py"], "neither .png nor .npz"),
+        ([logdir / "export", "small.png"], "is 20x28, the model takes 28x28"),
+        ([logdir / "export", "text.png"], "not a PNG file that can be read"),
+    ]
+    for arguments, words in bad[: launch.thorough(4, 5)]:
+        out = tell(*arguments)
+        assert out.returncode == 2 and words in out.stderr, out.stderr
+        assert len(out.stderr.splitlines()) == 1
+    again = subprocess.run(
+        [sys.executable, str(copy / "export.py"), str(logdir), str(logdir / "export")],
+        capture_output=True,
+        text=True,
+        env=launch.environment(),
+    )
+    assert again.returncode == 2 and "exists; it stays as it is" in again.stderr
+    assert launch.tree(copy) == before
+
+
+def test_killed_in_mid_epoch(digits, tmp_path) -> None:
+    """Sync, 2 ps, sharded: the evaluator, a worker in mid-epoch and a ps are killed.
+
+    All steps are made, the books account for each, nobody waits for the evaluator, and
+    the worker goes on in its epoch, behind the images that counted.
+    """
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
+    flags = ["--issync", "1", "--placement", "greedy", "--optimizer", "adam"]
+    flags += ["--learning_rate", "0.002", "--sharded", "1", "--save_seconds", "1"]
+    flags += ["--steps", "160", "--slow_workers", "0.02", "--data", digits.folder]
+    env = {"NUM_PS": "2", "MAX_RESTARTS": "1", "LOGDIR": str(logdir)}
+    with run_sh(copy, *flags, **env) as run:
+        run.wait_for("evaluator: test accuracy", 150)
+        run.task("evaluator", 0).kill()
+        run.wait_for("the evaluator ended with status 137; training goes on")
+        wait_until(lambda: saved(logdir) >= 20, 100, run)
+        run.task("worker", 1).kill()
+        run.wait_for("worker 1 ended with status 137; restart 1 of 1")
+        line = run.wait_for("[worker 1] goes on in epoch", 100)
+        wait_until(lambda: saved(logdir) >= 40, 100, run)
+        run.task("ps", 1).kill()
+        run.wait_for("ps 1 ended with status 137; restart 1 of 1")
+        assert run.wait(300) == 0, run.output
+        run.nothing_left()
+    assert not strange(run), run.output
+    words = re.search(r"epoch (\d+), (\d+) of its (\d+)", line)
+    epoch, seen, size = (int(word) for word in words.groups())
+    assert size == pipeline.share(digits.splits["train"], 1, 2)[2]
+    seen += (epoch - 1) * size
+    assert seen % 32 == 0 and seen >= 32 * 15
+    done = result(logdir)
+    assert done["global_steps"] == 160 and 0 < done["resumed_from"] < 160
+    check_books(done)
+    assert done["test_accuracy"] > 0.85
+    assert list(logdir.glob("model.ckpt-160.data-*-of-00002"))
+
+
+@launch.if_thorough
+def test_resumed_on_another_number_of_ps(digits, tmp_path) -> None:
+    """Partitioned on 2 ps, then round robin on 1; then there is nothing to do."""
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
+    flags = ["--data", digits.folder, "--logdir", str(logdir), "--save_seconds", "1"]
+    with run_sh(copy, *flags, "--steps", "60", NUM_PS="2") as run:
+        assert run.wait(200) == 0, run.output
+    more = [*flags, "--steps", "90", "--placement", "round_robin"]
+    with run_sh(copy, *more) as run:
+        assert run.wait(200) == 0, run.output
+        assert "resumes from global step 60" in run.output
+    done = result(logdir)
+    assert (done["resumed_from"], done["global_steps"], done["ps"]) == (60, 90, 1)
+    check_books(done)
+    with run_sh(copy, *more) as run:
+        assert run.wait(200) == 0, run.output
+        assert "nothing to do" in run.output
+    assert result(logdir) == done and not strange(run)
+
+
+@launch.if_thorough
+@pytest.mark.parametrize("issync", ["0", "1"])
+def test_early_stopping_and_keras(issync, digits, tmp_path) -> None:
+    """A run that does not get better ends long before its steps, exactly."""
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
+    flags = ["--data", digits.folder, "--model", "keras", "--early_stopping", "2"]
+    flags += ["--learning_rate", "1e-9", "--steps", "1000000", "--issync", issync]
+    with run_sh(copy, *flags, LOGDIR=str(logdir)) as run:
+        assert run.wait(300) == 0, run.output
+    assert "stops early: no better than at step" in run.output and not strange(run)
+    done = result(logdir)
+    assert done["global_steps"] == done["flags"]["steps"] < 100000
+    check_books(done)
+
+
+@launch.if_thorough
+@pytest.mark.parametrize(
+    "number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 124)]
+)
+def test_endings(number, status, digits, tmp_path) -> None:
+    """Ctrl-C, TERM and the time limit end all tasks, the evaluator too."""
+    copy = copy_of(FOLDER, tmp_path)
+    env = {} if number else {"TIMEOUT": "25"}
+    with run_sh(copy, "--data", digits.folder, "--steps", "1000000", **env) as run:
+        run.wait_for("evaluator follows", 100)
+        if number:
+            run.wait_for("  loss ", 100)
+            run.process.send_signal(number)
+        assert run.wait(60) == status, run.output
+        run.nothing_left()
+
+
+# --- docs/your-own-problem.md -------------------------------------------------
+
+PAGE = (REPO / "docs" / "your-own-problem.md").read_text()
+BLOCKS = re.findall(r"^```(?:python|bash)\n(.*?)^```$", PAGE, re.M | re.S)
+
+
+def test_level_1_is_the_problem_that_is_run_in_every_scheme() -> None:
+    """test_run.py runs this file in the place of an example's problem.py."""
+    assert BLOCKS[0] == (REPO / "tests" / "line.py").read_text()
+
+
+@launch.if_thorough
+def test_level_2_a_folder_of_images(tmp_path) -> None:
+    """The page's commands, one after the other, where the photos are."""
+    copy = copy_of(FOLDER, tmp_path)
+    photos(copy / "photos", 60)
+    commands = BLOCKS[1].replace("python ", f"{sys.executable} ").split("\n", 1)[1]
+    done = subprocess.run(
+        ["bash", "-ec", commands],
+        cwd=copy,
+        env=launch.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("photos/red/0.png: red (")
+    assert "2 classes" in done.stdout
+
+
+def test_level_3_only_cluster(tmp_path) -> None:
+    """The page's script beside a copy of cluster/ and run.sh finds the four corners."""
+    mine, logdir = tmp_path / "mine", tmp_path / "logdir"
+    shutil.copytree(REPO / "HogWild" / "cluster", mine / "cluster")
+    (mine / "kmeans.py").write_text(BLOCKS[2])
+    text = (REPO / "HogWild" / "run.sh").read_text()
+    (mine / "run.sh").write_text(text.replace("SCRIPT=hogwild.py", "SCRIPT=kmeans.py"))
+    with run_sh(mine, LOGDIR=str(logdir), NUM_PS="2") as run:
+        assert run.wait(200) == 0, run.output
+        run.nothing_left()
+    done = result(logdir)
+    assert done["global_steps"] == 1000
+    assert done["test_distortion"] < 2.2  # two coordinates of variance 1
+
+
+if __name__ == "__main__":
+    print("| | largest difference from one worker with the whole batch |\n|---|---|")
+    for issync_ in (1, 0):
+        apart, far = equality(issync_)
+        print(f"| `--issync {issync_}` | {apart:.1e} |")
+    print(f"\nThe weights have moved by {far:.1e} at most.")

@@ -1,0 +1,656 @@
+"""The schemes without a ps: exact to their rules, alike on all workers, and they end.
+
+The graphs are those of the scripts, on servers in this process (`peer_harness`);
+endings are tried on real processes, in copies outside the repository.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import signal
+import sys
+import time
+import types
+
+import harness
+import launch
+import numpy as np
+import peer_harness
+import pytest
+import registry
+import rules
+from harness import STREAMS, exits, rounds, tf
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from launch import LINE, copy_of, load, result, run_sh
+from peer_harness import SCHEMES, Peers
+
+pytestmark = pytest.mark.timeout(180)  # a wrong ring hangs
+
+RING = "Ring-All-Reduce"
+TRACE = [0.3, 0.77, 0.993, 1.3937]  # of Synchronous-SGD, by hand
+ENDLESS = ["--steps", "10000000"]
+WITHIN = 15  # seconds from the cause to the end
+
+
+def streams(*of: object) -> list:
+    """Returns endless mini-batches, one iterator per worker, for a rule."""
+    return [itertools.cycle(np.asarray(s, float)) for s in of]
+
+
+def test_every_folder_is_here() -> None:
+    assert list(SCHEMES) == registry.folders("peers")
+
+
+# --- The ring ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workers", "elements"), [(1, 3), (2, 1), (3, 6), (3, 1000), (4, 3)]
+)
+def test_the_ring_sums_exactly(workers: int, elements: int) -> None:
+    """Also vectors of fewer elements than there are workers; N = 3 is by hand."""
+    vectors = [10.0**k * np.arange(1, elements + 1) for k in range(workers)]
+
+    def extra(peer):
+        mine = tf.constant(vectors[peer.index], tf.float32)
+        ring = peer.peers
+        return [ring.sum(mine), ring.mean(workers * mine), ring.largest(mine)]
+
+    with Peers(RING, streams=[[0.0]] * workers, extra=extra) as run:
+        found = run.at_once(lambda peer: [peer.session.run(x) for x in peer.extra])
+    for total, mean, largest in found:
+        np.testing.assert_array_equal(total, sum(vectors))
+        np.testing.assert_array_equal(mean, sum(vectors))
+        np.testing.assert_array_equal(largest, vectors[-1])
+    if workers == 3 and elements == 6:
+        assert total.tolist() == [111, 222, 333, 444, 555, 666]
+
+
+def test_all_get_the_same_bits() -> None:
+    """Of numbers whose sum depends on the order: some workers' order, but one."""
+    values = np.random.default_rng(0).normal(size=(3, 5000)).astype(np.float32)
+    values *= 10.0 ** np.arange(3)[:, None]
+
+    def extra(peer):
+        return peer.peers.mean(tf.constant(values[peer.index]))
+
+    with Peers(RING, streams=[[0.0]] * 3, extra=extra) as run:
+        found = run.at_once(lambda peer: peer.session.run(peer.extra))
+    assert len({mean.tobytes() for mean in found}) == 1
+    np.testing.assert_allclose(found[0], values.astype(float).mean(0), rtol=1e-4)
+    orders = {
+        np.float32(sum(values[list(p)])).tobytes() for p in ((0, 1, 2), (2, 1, 0))
+    }
+    assert len(orders) == 2  # else this would show nothing
+
+
+@pytest.mark.parametrize("name", ["center", "global_step"])
+def test_weights_that_differ_in_one_bit_are_found(name: str) -> None:
+    with Peers(RING, start=[1.0] * 5, streams=[[0.0]] * 3) as run:
+        run.at_once(lambda peer: peer.check.make(peer.session))
+        value = run.chief.own(name)
+        if name == "center":
+            value[3] = np.nextafter(value[3], np.float32(2))
+        else:
+            value += 1
+        run.workers[2].set(name, value)
+
+        def fails(peer):
+            with pytest.raises(exits.Failure, match=f"^{name} is not the same on all"):
+                peer.check.make(peer.session)
+
+        run.at_once(fails)
+
+
+def test_all_take_over_what_the_chief_has_restored() -> None:
+    with Peers(RING, start=[1.0] * 3, streams=[[0.0]] * 3) as run:
+        run.chief.set("center", [0.1, -2.0, 3e20])
+        run.chief.set("global_step", 2**40 + 1)
+        run.at_once(lambda peer: peer.session.run(peer.take))
+        for peer in run.workers:
+            np.testing.assert_array_equal(peer.now(), np.float32([0.1, -2.0, 3e20]))
+            assert peer.own("global_step") == 2**40 + 1
+
+
+def test_workers_of_different_speed_agree_on_the_size_of_a_call() -> None:
+    """Each has measured another pace; who made fewer rounds would be missed."""
+
+    class Notes:
+        def __init__(self):
+            self.left, self.lost, self.sizes = 100, None, []
+
+        def rounds(self, losses, entries):
+            self.sizes.append(len(losses))
+            self.left -= len(losses)
+
+    with Peers(RING, rounds=10) as run:
+        run.chief.calls.seconds, run.workers[1].calls.seconds = 0.0001, 1.0
+
+        def make(peer):
+            notes = Notes()
+            while notes.left > 0:
+                peer.calls.make(peer.session, notes)
+            assert notes.lost is None
+            return notes.sizes
+
+        one, other = run.at_once(make)
+    assert one == other and sum(one) == 100
+    assert one[0] == 1 and 10 in one
+
+
+def test_without_the_agreement_they_would_not(monkeypatch) -> None:
+    """What that test would see: sizes that differ."""
+    made = [
+        rounds.Calls.size(types.SimpleNamespace(fetches=(1, 10), seconds=s), 100)
+        for s in (0.0001, 1.0)
+    ]
+    assert made == [10, 1]
+
+
+# --- Exact ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_trace_of_the_ring(count: int) -> None:
+    with Peers(RING, start=[0.0] * 3, rounds=count) as run:
+        found = run.trace(4 // count)
+    expected = [[w] * 3 for w in TRACE[count - 1 :: count]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> types.SimpleNamespace:
+    """Draws a run: 1 to 4 workers, vectors of 1 to 7, rounds of a call, rates."""
+    workers, size = draw(st.integers(1, 4)), draw(st.integers(1, 7))
+    batch = st.lists(st.integers(-8, 8).map(float), min_size=size, max_size=size)
+    stream = st.lists(batch, min_size=1, max_size=5)
+    return types.SimpleNamespace(
+        streams=draw(st.lists(stream, min_size=workers, max_size=workers)),
+        start=draw(batch),
+        rounds=draw(st.integers(1, 4)),
+        window=draw(st.integers(1, 4)),
+        eta=draw(st.sampled_from([0.01, 0.1, 0.3])),
+    )
+
+
+ANY = settings(max_examples=launch.thorough(3, 30), deadline=None, derandomize=True)
+
+
+@given(case=cases())
+@ANY
+def test_any_ring_is_synchronous_sgd(case: types.SimpleNamespace) -> None:
+    batches, updates = streams(*case.streams), 3 * case.rounds
+    expected = rules.synchronous_sgd(batches, np.array(case.start), updates, case.eta)
+    options = dict(streams=case.streams, start=case.start, rounds=case.rounds)
+    with Peers(RING, f"--learning_rate={case.eta}", **options) as run:
+        found = run.trace(3)
+        run.at_once(lambda peer: peer.check.make(peer.session))
+    expected = expected[case.rounds - 1 :: case.rounds]
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-4)
+
+
+def test_the_ring_is_the_synchronous_scheme_of_the_ps() -> None:
+    start = [0.5, -1.0, 2.0]
+    with Peers(RING, start=start) as run:
+        found = run.trace(4)
+    with harness.Run("Synchronous-SGD", start=start) as run:
+        expected = [[k.push() for k in run.workers][-1].center for _ in range(4)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+LOCAL, DILOCO = "Local-SGD", "DiLoCo"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_trace_of_local_sgd(count: int) -> None:
+    """T = 2, by hand: (0.39, 1.15) → 0.77; (1.0137, 1.7737) → 1.3937."""
+    with Peers(LOCAL, start=[0.0] * 3, rounds=count) as run:
+        found = run.trace(2 // count)
+    expected = [[w] * 3 for w in [0.77, 1.3937][count - 1 :: count]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def sgd(args, x, m, v, t, g):
+    """An inner optimizer for DiLoCo, in the place of `adamw`."""
+    return x - args.learning_rate * g, m, v, t
+
+
+@pytest.fixture
+def diloco_of_sgd(monkeypatch) -> types.ModuleType:
+    """DiLoCo with plain SGD inside."""
+    module = load(DILOCO)
+    module.adamw = sgd
+    monkeypatch.setitem(peer_harness.instead, DILOCO, module)
+    return module
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_trace_of_diloco_with_sgd_inside(count: int, diloco_of_sgd) -> None:
+    """By hand: Δ = −.77, u = −.77, w = 1.463 · .7; and two more."""
+    with Peers(DILOCO, start=[0.0] * 3, rounds=count) as run:
+        found = run.trace(3 // count)
+    expected = [1.0241, 2.22599993, 3.4067844547][count - 1 :: count]
+    np.testing.assert_allclose(found, [[w] * 3 for w in expected], rtol=1e-6)
+
+
+def test_first_round_of_diloco() -> None:
+    """AdamW's first step is ± η, so that Δ = −0.1 and w = 0.7 · 1.9 · 0.1."""
+    with Peers(DILOCO, "--window=1", start=[0.0] * 2) as run:
+        np.testing.assert_allclose(run.trace(1), [[0.133] * 2], rtol=1e-5)
+
+
+@given(case=cases(), after=st.integers(0, 4))
+@ANY
+def test_any_local_sgd_is_the_rule(case: types.SimpleNamespace, after: int) -> None:
+    batches, updates = streams(*case.streams), 3 * case.rounds
+    expected = rules.local_sgd(
+        batches, np.array(case.start), updates, case.window, case.eta, after
+    )[case.rounds - 1 :: case.rounds]
+    flags = [f"--learning_rate={case.eta}", f"--window={case.window}"]
+    options = dict(streams=case.streams, start=case.start, rounds=case.rounds)
+    with Peers(LOCAL, *flags, f"--local_after={after}", **options) as run:
+        found, done = run.trace(3), run.account()
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-4)
+    early = min(after, updates)
+    steps = early + (updates - early) * case.window
+    assert done["examples"] == steps * len(case.streams) * 32
+
+
+@given(
+    case=cases(),
+    mu=st.sampled_from([0.0, 0.5, 0.9]),
+    eta_o=st.sampled_from([0.3, 0.7, 1.0]),
+    decay=st.sampled_from([0.0, 0.1]),
+    fragments=st.integers(1, 3),
+)
+@ANY
+def test_any_diloco_is_the_rule(case, mu, eta_o, decay, fragments) -> None:
+    """AdamW's first steps are as long for a rounding error as for a gradient."""
+    window, updates = case.window * fragments, 3 * case.rounds
+    start = np.array(case.start) + 0.3
+
+    def by_rule(w):
+        inner = [rules.adamw(case.eta, decay) for _ in case.streams]
+        batches = streams(*case.streams)
+        rule = rules.diloco(batches, w, updates, window, inner, eta_o, mu, fragments)
+        return np.array(rule[case.rounds - 1 :: case.rounds])
+
+    expected = by_rule(start)
+    assume(np.abs(by_rule(start + 1e-6) - expected).max() < 1e-4)
+    flags = [f"--learning_rate={case.eta}", f"--window={window}", f"--momentum={mu}"]
+    flags += [f"--weight_decay={decay}", f"--outer_learning_rate={eta_o}"]
+    flags += [f"--fragments={fragments}"]
+    options = dict(streams=case.streams, start=start, rounds=case.rounds)
+    with Peers(DILOCO, *flags, **options) as run:
+        found = run.trace(3)
+        run.at_once(lambda peer: peer.check.make(peer.session))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+# --- Identities -------------------------------------------------------------------
+
+START = [0.5, -1.0, 2.0]
+
+
+def test_a_window_of_one_is_the_ring() -> None:
+    with Peers(LOCAL, "--window=1", start=START) as run:
+        found = run.trace(4)
+    with Peers(RING, start=START) as run:
+        np.testing.assert_allclose(found, run.trace(4), rtol=1e-6)
+
+
+def test_local_sgd_is_sagn_at_server_rate_eta_times_t() -> None:
+    with Peers(LOCAL, "--window=4", start=START) as run:
+        found = run.trace(3)
+    flags = ["--window=4", "--server_learning_rate=0.4"]
+    with harness.Run("SAGN", *flags, start=START) as run:
+        expected = [[k.push() for k in run.workers][-1].center for _ in range(3)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_diloco_without_its_outer_optimizer_is_local_sgd(diloco_of_sgd) -> None:
+    flags = ["--outer_learning_rate=1", "--momentum=0"]
+    with Peers(DILOCO, *flags, start=START) as run:
+        found = run.trace(4)
+    with Peers(LOCAL, start=START) as run:
+        np.testing.assert_allclose(found, run.trace(4), rtol=1e-5)
+
+
+def test_fragments_have_their_turns_and_one_is_diloco() -> None:
+    """Three of five elements: of two each, a message of two, the last of one."""
+    options = dict(start=[1.0, -2.0, 3.0, -4.0, 5.0])
+    with Peers(DILOCO, "--window=6", "--fragments=3", **options) as run:
+        found = [np.array(options["start"], np.float32), *run.trace(4)]
+        pieces = run.account()["bytes_pushed"]
+        own = [peer.own("x") for peer in run.workers]
+    moved = [np.flatnonzero(a != b).tolist() for a, b in itertools.pairwise(found)]
+    assert moved == [[0, 1], [2, 3], [4], [0, 1]]
+    assert (own[0][2:] != own[1][2:]).all()  # what has not had its turn is one's own
+    np.testing.assert_array_equal(own[0][:2], own[1][:2])
+    with Peers(DILOCO, "--window=6", **options) as run:
+        run.trace(4)
+        assert pieces * 5 == run.account()["bytes_pushed"] * 2
+        for peer in run.workers:
+            np.testing.assert_array_equal(peer.own("x"), peer.now())
+
+
+# --- Mutations ---------------------------------------------------------------------
+
+MUTATIONS = [
+    (LOCAL, "center.assign(mean,", "center.assign(local,"),
+    (LOCAL, "tf.where(early, 1, args.window)", "tf.where(early, args.window, 1)"),
+    (DILOCO, "pieces.get(weights, f) - pieces.get(x, f)", "pieces.get(x, f)"),
+    (DILOCO, "pieces.get(weights, f) - move", "pieces.get(weights, f) + move"),
+    (DILOCO, "(delta + args.momentum * new)", "(new + args.momentum * delta)"),
+    (DILOCO, "new = args.momentum * pieces.get(u, f) + delta", "new = delta"),
+    (DILOCO, "[pieces.put(x, f, moved), *slots]", "[x, *slots]"),
+    (DILOCO, "+ args.weight_decay * x)", "- args.weight_decay * x)"),
+]
+
+
+@pytest.mark.parametrize(("folder", "old", "new"), MUTATIONS)
+def test_a_changed_formula_is_found(folder, old, new, monkeypatch) -> None:
+    """Movement with the wrong sign, momentum on the wrong side, and the like."""
+    path = launch.REPO / folder / registry.script_of(folder)
+    source = path.read_text()
+    assert source.count(old) == 1
+
+    def differs() -> bool:
+        flags = ["--weight_decay=0.5"] if folder == DILOCO else []
+        with Peers(folder, *flags, start=START) as run:
+            made = [run.at_once(lambda peer: peer.call()) for _ in range(3)]
+        found = [pushes[0][-1].center for pushes in made]
+        return not np.allclose(found, expected, rtol=1e-4)
+
+    batches, inner = streams(*STREAMS), [rules.adamw(0.1, 0.5) for _ in STREAMS]
+    expected = rules.local_sgd(batches, np.array(START), 3, 2, 0.1)
+    if folder == DILOCO:
+        batches = streams(*STREAMS)
+        expected = rules.diloco(batches, np.array(START), 3, 2, inner, 0.7, 0.9)
+    module = types.ModuleType("mutant")
+    exec(compile(source.replace(old, new), str(path), "exec"), module.__dict__)
+    monkeypatch.setitem(peer_harness.instead, folder, module)
+    assert differs()
+
+
+# --- Books ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", SCHEMES)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_books(folder: str, workers: int) -> None:
+    """Exact, and on the chief alone: P = 5, of which no three even pieces are made."""
+    with Peers(folder, start=[1.0] * 5, streams=[[0.0]] * workers, rounds=3) as run:
+        run.trace(2)
+        done, args = run.account(), run.chief.args
+        assert all("books" not in peer.variables for peer in run.workers[1:])
+    assert done["global_steps"] == 6 and done["resumed_from"] == 0
+    assert done["rounds_per_worker"] == dict.fromkeys(range(workers), 6)
+    each = args.batch_size * getattr(args, "window", 1)
+    assert done["examples"] == 6 * workers * each
+    fragments = getattr(args, "fragments", 1)
+    size = 4 * -(-5 // fragments)
+    assert done["bytes_pushed"] == done["bytes_pulled"] == 6 * 2 * (workers - 1) * size
+    assert done["mean_staleness"] == 0 and 0 < done["seconds"] < 100
+
+
+# --- Wrong flags -----------------------------------------------------------------
+
+TASK = {"type": "worker", "index": 1}
+
+
+def parse(capsys, monkeypatch, *flags: str, tf_config: dict | None = None):
+    """Returns the flags, or the sentence with which they were refused."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if tf_config:
+        monkeypatch.setenv("TF_CONFIG", json.dumps(tf_config))
+    try:
+        return load(RING).parse_args(list(flags))
+    except SystemExit as error:
+        assert error.code == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "Traceback" not in said
+        return said
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([], "--task_index is missing, and TF_CONFIG is not set"),
+        (["--task_index=0"], "--worker_hosts is missing: with --task_index, both are"),
+        (["--worker_hosts=a:1"], "--task_index is missing: with --worker_hosts, both"),
+        (["--task_index=2", "--worker_hosts=a:1,b:1"], "has 2 entries, 0..1"),
+        (["--task_index=0", "--worker_hosts=a:1,a:1"], "a:1 is listed twice"),
+        (["--task_index=0", "--worker_hosts=a"], "'a' is not host:port"),
+        (["--job_name=ps", "--task_index=0", "--worker_hosts=a:1"], "invalid choice"),
+        (
+            ["--ps_hosts=b:1", "--worker_hosts=a:1"],
+            "unrecognized arguments: --ps_hosts",
+        ),
+    ],
+)
+def test_wrong_flags(flags, sentence, capsys, monkeypatch) -> None:
+    assert sentence in parse(capsys, monkeypatch, *flags)
+
+
+def test_tf_config(capsys, monkeypatch) -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+    args = parse(capsys, monkeypatch, tf_config={"cluster": cluster, "task": TASK})
+    assert (args.task_index, args.worker_hosts) == (2, ["a:1", "b:1", "c:1"])
+    assert (args.job_name, args.ps_hosts, args.address) == ("worker", [], "c:1")
+    cluster["ps"] = ["d:1"]
+    said = parse(capsys, monkeypatch, tf_config={"cluster": cluster, "task": TASK})
+    assert "TF_CONFIG: the cluster has a ps, and this scheme has none" in said
+
+
+# --- Real processes --------------------------------------------------------------
+
+
+def check(folder: str, done: dict, workers: int, steps: int) -> None:
+    """Asserts that a result's books are exact."""
+    flags = done["flags"]
+    assert (done["scheme"], done["global_steps"]) == (folder, steps)
+    assert (done["workers"], done["ps"]) == (workers, 0)
+    assert set(done["rounds_per_worker"].values()) == {steps}
+    each = flags["batch_size"] * flags.get("window", 1)
+    assert done["examples"] == steps * workers * each
+    assert len(done["loss_per_worker"]) == workers
+
+
+def saved_step(logdir) -> int:
+    """Returns the global step of the newest checkpoint, 0 without one."""
+    names = [path.suffixes[0] for path in logdir.glob("model.ckpt-*.index")]
+    found = [
+        path.name.split("-")[1].split(".")[0] for path in logdir.glob("model*.index")
+    ]
+    return max(map(int, found), default=0) if names else 0
+
+
+def wait_until(holds, seconds: float, run) -> None:
+    """Returns once `holds()`; fails after so many seconds, or when the run ends."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end and run.process.poll() is None, run.output
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("folder", "killed"),
+    [(RING, 1), (DILOCO, 1), pytest.param(RING, 0, marks=launch.if_thorough)],
+)
+def test_a_ring_that_breaks_is_closed_again(folder, killed, tmp_path) -> None:
+    """Started again, all go on from the checkpoint: exact books, nothing left."""
+    copy, logdir = copy_of(folder, tmp_path), tmp_path / "a logdir"
+    before, window = launch.tree(copy), 5 if folder == DILOCO else 1
+    command = ["--steps", "400", "--slow_workers", str(0.01 / window)]
+    command += ["--save_seconds", "0.5", *["--window=5"] * (window > 1)]
+    with run_sh(copy, *command, LOGDIR=str(logdir), MAX_RESTARTS="1") as run:
+        wait_until(lambda: saved_step(logdir) > 0, 90, run)
+        run.task("worker", killed).kill()
+        run.wait_for(f"worker {killed} ended with status 137; restart 1 of 1")
+        run.wait_for(f"lost worker {killed} at localhost:")
+        run.wait_for(f"worker {1 - killed} ended with status 138; restart 1 of 1")
+        assert run.wait() == 0, run.output
+        run.nothing_left()
+    done = result(logdir)
+    resumed = [int(x.split()[-1]) for x in run.lines if "resumes from" in x]
+    assert [done["resumed_from"]] == resumed and 0 < resumed[0] < 400
+    check(folder, done, 2, 400)
+    assert done["test_accuracy"] >= 0.9
+    assert launch.tree(copy) == before
+    for log in logdir.glob("*.log"):
+        assert "Traceback" not in log.read_text(), log.name
+
+
+class ByHand(launch.ByHand):
+    """The workers of a run, each started by hand."""
+
+    def __init__(self, copy, *flags: str, workers: int = 2) -> None:
+        super().__init__(copy, *flags, num_ps=0, workers=workers)
+
+    def start(self, index: int, *flags: str, **env: str) -> launch.Launch:
+        """Starts one worker."""
+        hosts = f"--worker_hosts={','.join(self.workers)}"
+        task = [f"--task_index={index}", hosts, *self.flags, *flags]
+        self.started.append(launch.run_task(self.copy, *task, **env))
+        return self.started[-1]
+
+
+def test_by_hand_lost_workers(tmp_path) -> None:
+    """One is killed: the others end and say which. One is silent: after --patience."""
+    copy = copy_of(RING, tmp_path)
+    flags = [*ENDLESS, "--patience", "4", "--logdir", str(tmp_path / "logdir")]
+    for kind, status in ((signal.SIGKILL, 138), (signal.SIGSTOP, 138)):
+        with ByHand(copy, *flags, workers=3) as hand:
+            tasks = [hand.start(k) for k in range(3)]
+            for task in tasks:
+                task.wait_for("  loss ")
+            cause = time.monotonic()
+            tasks[1].process.send_signal(kind)
+            for task in (tasks[0], tasks[2]):
+                assert task.wait(40) == status, task.output
+            assert time.monotonic() - cause < WITHIN + 8 * (kind == signal.SIGSTOP)
+            where = f"worker 1 at {hand.workers[1]}"
+            if kind == signal.SIGKILL:
+                said = [task.lines[-1] for task in (tasks[0], tasks[2])]
+                # Who is the last to look finds that another one has left, too.
+                assert f"lost {where}, and a ring cannot go on" in "".join(said)
+                assert all(": lost worker " in line for line in said), said
+            else:
+                assert f"s from {where}" in tasks[0].lines[-1]
+                assert " worker 0 at " in tasks[2].lines[-1], tasks[2].output
+            tasks[1].process.send_signal(signal.SIGCONT)
+
+
+def test_ctrl_c_busy_port_and_a_ps_that_is_not_wanted(tmp_path) -> None:
+    copy = copy_of(RING, tmp_path)
+    with run_sh(copy, NUM_PS="1") as run:
+        assert run.wait(20) == 2
+    assert run.lines[-1] == (
+        "run.sh: NUM_PS=1: there is no ps in this scheme, the workers are peers"
+    )
+    base = launch.free_ports(3)
+    with run_sh(copy, *ENDLESS, BASE_PORT=str(base), NUM_WORKERS="3") as run:
+        run.wait_for("  loss ")
+        with run_sh(copy, BASE_PORT=str(base)) as other:
+            assert other.wait(20) == 2
+        assert f"port {base} is in use" in other.output
+        cause = time.monotonic()
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait(30) == 130, run.output
+        assert time.monotonic() - cause < WITHIN
+        run.nothing_left()
+    assert "Traceback" not in run.output
+
+
+def test_tf_config_and_another_number_of_workers(tmp_path) -> None:
+    """Three by TF_CONFIG, two after them by flags, and one that is of another run."""
+    copy, logdir = copy_of(RING, tmp_path), tmp_path / "logdir"
+    flags = ["--logdir", str(logdir)]
+    with ByHand(copy, *flags, "--steps", "200", workers=3) as hand:
+        cluster = {"chief": hand.workers[:1], "worker": hand.workers[1:]}
+        tasks = []
+        for job, index in (("chief", 0), ("worker", 0), ("worker", 1)):
+            task = {"type": job, "index": index}
+            config = json.dumps({"cluster": cluster, "task": task})
+            tasks.append(launch.run_task(copy, *hand.flags, TF_CONFIG=config))
+        hand.started += tasks
+        for task in tasks:
+            assert task.wait(120) == 0, task.output
+    check(RING, result(logdir), 3, 200)
+    with ByHand(copy, *flags, "--steps", "300") as hand:
+        chief = hand.start(0)
+        other = hand.start(1, "--learning_rate=0.2")
+        assert other.wait(90) == 2, other.output
+        assert "is not of the run that worker 0 serves: --learning_rate" in other.output
+        right = hand.start(1)
+        assert right.wait(120) == chief.wait(120) == 0, chief.output
+    done = result(logdir)
+    assert "resumes from global step 200" in chief.output
+    assert done["rounds_per_worker"] == {"0": 300, "1": 300, "2": 200}
+    assert done["resumed_from"] == 200 and done["test_accuracy"] > 0.9
+
+
+def test_local_sgd_as_it_comes(tmp_path) -> None:
+    """Ends by itself, trains, sends an eighth of what a ring sends for each step."""
+    copy, logdir = copy_of(LOCAL, tmp_path), tmp_path / "logdir"
+    with run_sh(copy, "--steps", "200", LOGDIR=str(logdir)) as run:
+        assert run.wait() == 0, run.output
+        run.nothing_left()
+    strange = [line for line in run.lines if not LINE.fullmatch(line)]
+    assert not strange, run.output
+    done = result(logdir)
+    check(LOCAL, done, 2, 200)
+    assert done["bytes_pushed"] == 200 * 2 * 4 * 4810
+    assert done["test_accuracy"] >= 0.93
+
+
+def mean_of_two(steps: int) -> list[float]:
+    """Returns worker 0's losses of w ← w − η (1/2) ∑ g_k, all in one process."""
+    import problem
+
+    data = problem.load("digits", 2)
+    with tf.Graph().as_default(), tf.Session() as session:
+        parts = [problem.build(data, 32, 0, k, 2) for k in range(2)]
+        w = tf.get_variable("w", initializer=parts[0].start)
+        losses = [part.loss(w, part.batch()) for part in parts]
+        gradients = [tf.gradients(loss, w)[0] for loss in losses]
+        with tf.control_dependencies([*losses, *gradients]):
+            step = w.assign_sub(0.1 * tf.add_n(gradients) / 2)
+        session.run(tf.global_variables_initializer())
+        for part in parts:
+            session.run(part.initializer, part.feed)
+        return [float(session.run([losses[0], step])[0]) for _ in range(steps)]
+
+
+def test_multi_worker_mirrored_makes_the_same_steps(tmp_path) -> None:
+    """Its losses are those of the rule on the mini-batches of `problem.py`."""
+    copy = copy_of(RING, tmp_path)
+    script = copy / "multi_worker_mirrored.py"
+    base = launch.free_ports(2)
+    hosts = f"--worker_hosts=localhost:{base},localhost:{base + 1}"
+    flags = [hosts, "--steps=45", "--logdir", str(tmp_path / "logdir")]
+    with contextlib.ExitStack() as stack:
+        tasks = []
+        for k in range(2):
+            command = [sys.executable, str(script), f"--task_index={k}", *flags]
+            tasks.append(stack.enter_context(launch.Launch(command, copy)))
+        expected = mean_of_two(45)
+        for task in tasks:
+            assert task.wait(120) == 0, task.output
+    lines = [line for line in tasks[0].lines if line.startswith("step ")]
+    shown = [f"step {t}/45  loss {expected[t - 1]:.4f}" for t in (10, 20, 30, 40)]
+    found, wanted = ([float(x.split()[-1]) for x in text] for text in (lines, shown))
+    np.testing.assert_allclose(found, wanted, atol=2e-4)
+    assert " after 45 steps in " in tasks[0].lines[-1]
+
+
+def test_a_failure_of_one_is_told_to_all(tmp_path) -> None:
+    copy = copy_of(RING, tmp_path)
+    with run_sh(copy, "--learning_rate", "1e30", "--steps", "1000") as run:
+        assert run.wait() == 1, run.output
+        run.nothing_left()
+    assert "training diverged" in run.output and "Traceback" not in run.output
