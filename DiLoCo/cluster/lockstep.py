@@ -15,6 +15,7 @@ from cluster.incarnation import Incarnation, temporary
 from cluster.ring import traffic
 from cluster.rows import APPLIED, COLUMNS, EXTREMES, LEAST, Entry, size
 
+SIZES = (1, 10)  # rounds of a call: each size is a graph that all have to prepare
 MOST = 50  # calls between two agreements
 
 
@@ -117,7 +118,7 @@ class Books:
 class Calls(rounds.Calls):
     """Calls of as many rounds as all workers agree on."""
 
-    def __init__(self, one_round, peers, sizes=rounds.SIZES):
+    def __init__(self, one_round, peers, sizes=SIZES):
         """`one_round(last)` builds a round after the `last`; `peers` is their Ring."""
         super().__init__(one_round, sizes)
         self.mine = tf.placeholder(tf.float32, [1])
