@@ -47,6 +47,10 @@ PAGES = sorted(
     if not {".venv", "logdir", "node_modules", ".pytest_cache"} & {*path.parts}
 )
 SCRIPTS = [registry.script_of(folder) for folder in registry.folders()]
+# What git ignores, and the notebooks, whose outputs a command stores again.
+MAY_CHANGE = re.compile(
+    r"(.*/)?(\.venv|\.ruff_cache|\.pytest_cache|logdir)/|Basics-Tutorial/.*\.ipynb$"
+)
 # Blocks that run in every test run, the others with THOROUGH=1: (page, number).
 RUN = {("HogWild/README.md", 1), ("Non-Distributed-Setup/README.md", 1)}
 
@@ -252,7 +256,9 @@ def execute(copy: Path, page: Path, text: str, way: str) -> None:
     assert left(copy) == []
     after = launch.tree(copy)
     changed = [n for n in {**before, **after} if before.get(n) != after.get(n)]
-    allowed = re.compile(r"(.*/)?\.(venv|ruff_cache|pytest_cache)/|Basics-Tutorial/.*\.ipynb$|(.*/)?logdir/")
+    allowed = re.compile(
+        r"(.*/)?\.(venv|ruff_cache|pytest_cache)/|Basics-Tutorial/.*\.ipynb$|(.*/)?logdir/"
+    )
     assert not [name for name in changed if not allowed.match(name)], changed
 
 
