@@ -700,7 +700,7 @@ def window_claims(found):
     )
     adagrad = values("DOWNPOUR-Easy, Adagrad on the ps")
     yield (
-        "Adagrad on the ps bears a window's sum",
+        "Adagrad on the ps copes with a window's sum",
         "Dean et al. 2012",
         seen(adagrad),
         all(map(trains, adagrad)) if adagrad else None,

@@ -148,33 +148,45 @@ def changed(diff: str, tmp_path: Path) -> types.ModuleType:
     return module
 
 
+BATCHES = (1.0, 3.0, 2.0)  # of one worker, over and over
+
+
+def centers(diff: str, num_ps: int, tmp_path: Path) -> tuple[list, np.ndarray]:
+    """Returns the center after each of five rounds, and after ten in one call."""
+    module = changed(diff, tmp_path)
+    run = functools.partial(Run, "HogWild", module=module, streams=(BATCHES,))
+    with run(start=[0.0] * 3, num_ps=num_ps) as one:
+        found = [push.center for push in one.play(in_turn(5, "A"))]
+    with run(start=[0.0] * 3, num_ps=num_ps, rounds=10) as ten:
+        assert [push.step for push in ten.workers[0].call()] == list(range(1, 11))
+        return found, ten.workers[0].now()
+
+
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_adam(num_ps: int, tmp_path: Path) -> None:
-    """Kingma and Ba 2015, Algorithm 1, as the last line before section 2.1 has it."""
-    assert ADAM.count("\n") <= 6
-    module = changed(ADAM, tmp_path)
+    """Kingma and Ba 2015, Algorithm 1, in the form that ends its section 2."""
     w = m = v = 0.0
-    with Run("HogWild", module=module, start=[0.0] * 3, num_ps=num_ps) as run:
-        played = run.play(in_turn(6))
-    batches = [1.0, 5.0, 3.0, 7.0, 1.0, 5.0]
-    for t, (push, c) in enumerate(zip(played, batches, strict=True), 1):
-        g = w - c
+    expected = []
+    for t in range(1, 11):
+        g = w - BATCHES[(t - 1) % 3]
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         rate = 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
         w -= rate * m / (np.sqrt(v) + 1e-8)
-        np.testing.assert_allclose(push.center, [w] * 3, 1e-4)
+        expected.append([w] * 3)
+    found, last = centers(ADAM, num_ps, tmp_path)
+    np.testing.assert_allclose(found, expected[:5], 1e-4)
+    np.testing.assert_allclose(last, expected[-1], 1e-4)
 
 
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_a_falling_rate(num_ps: int, tmp_path: Path) -> None:
-    module = changed(SCHEDULE.replace("/ 1000", "/ 2"), tmp_path)
-    w = 0.0
-    with Run("HogWild", module=module, start=[0.0] * 3, num_ps=num_ps) as run:
-        played = run.play(in_turn(6))
-    batches = [1.0, 5.0, 3.0, 7.0, 1.0, 5.0]
-    for number, (push, c) in enumerate(zip(played, batches, strict=True)):
-        w -= 0.1 * 0.5 ** (number / 2) * (w - c)
-        np.testing.assert_allclose(push.center, [w] * 3, 1e-5)
+    w, expected = 0.0, []
+    for number in range(10):
+        w -= 0.1 * 0.5 ** (number / 2) * (w - BATCHES[number % 3])
+        expected.append([w] * 3)
+    found, last = centers(SCHEDULE.replace("/ 1000", "/ 2"), num_ps, tmp_path)
+    np.testing.assert_allclose(found, expected[:5], 1e-5)
+    np.testing.assert_allclose(last, expected[-1], 1e-5)
 
 
 # --- A real run ---------------------------------------------------------------
