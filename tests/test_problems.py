@@ -7,6 +7,7 @@ HogWild's script; nothing is tried that the page does not print.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -17,8 +18,10 @@ from pathlib import Path
 import launch
 import numpy as np
 import pytest
-from harness import SCHEMES, Run, in_turn, tf
+from harness import SCHEMES, Run, in_turn, rounds, tf
 from launch import REPO, copy_of, result, run_sh
+
+unroll = importlib.import_module("cluster.unroll")
 
 PAGE = (REPO / "docs" / "problem.md").read_text()
 DIGITS = (launch.REFERENCE / "problem.py").read_text()
@@ -151,6 +154,22 @@ def changed(diff: str, tmp_path: Path) -> types.ModuleType:
 BATCHES = (1.0, 3.0, 2.0)  # of one worker, over and over
 
 
+def adam_of(batches: list[float]) -> list[float]:
+    """Returns w after each step on ½ (w − c)², from 0 with the rate 0.1.
+
+    Kingma and Ba 2015, Algorithm 1, in the form that ends its section 2.
+    """
+    w = m = v = 0.0
+    found = []
+    for t, c in enumerate(batches, 1):
+        g = w - c
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        rate = 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        w -= rate * m / (np.sqrt(v) + 1e-8)
+        found.append(w)
+    return found
+
+
 def centers(diff: str, num_ps: int, tmp_path: Path) -> tuple[list, np.ndarray]:
     """Returns the center after each of five rounds, and after ten in one call."""
     module = changed(diff, tmp_path)
@@ -164,15 +183,8 @@ def centers(diff: str, num_ps: int, tmp_path: Path) -> tuple[list, np.ndarray]:
 
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_adam(num_ps: int, tmp_path: Path) -> None:
-    """Kingma and Ba 2015, Algorithm 1, in the form that ends its section 2."""
-    w = m = v = 0.0
-    expected = []
-    for t in range(1, 11):
-        g = w - BATCHES[(t - 1) % 3]
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        rate = 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-        w -= rate * m / (np.sqrt(v) + 1e-8)
-        expected.append([w] * 3)
+    ten = adam_of([BATCHES[number % 3] for number in range(10)])
+    expected = [[w] * 3 for w in ten]
     found, last = centers(ADAM, num_ps, tmp_path)
     np.testing.assert_allclose(found, expected[:5], 1e-4)
     np.testing.assert_allclose(last, expected[-1], 1e-4)
@@ -187,6 +199,28 @@ def test_a_falling_rate(num_ps: int, tmp_path: Path) -> None:
     found, last = centers(SCHEDULE.replace("/ 1000", "/ 2"), num_ps, tmp_path)
     np.testing.assert_allclose(found, expected[:5], 1e-5)
     np.testing.assert_allclose(last, expected[-1], 1e-5)
+
+
+def test_variables_of_the_first_round_are_those_of_all() -> None:
+    """Adam makes its powers of β in the first round; the copies must not look there."""
+
+    def one_round(last: object) -> object:
+        with tf.control_dependencies(tf.nest.flatten(last.update)):
+            pulled = w.read_value()
+        with tf.name_scope("update"):
+            update = rounds.only_if(
+                tf.reduce_all(pulled < 9),
+                lambda: adam.apply_gradients([(pulled - 3.0, w)]),
+            )
+        return rounds.Round(pulled, pulled, [update])
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        w = tf.get_variable("center", initializer=[0.0], use_resource=True)
+        adam = tf.train.AdamOptimizer(0.1)
+        built = unroll.rounds(one_round, rounds.NONE, 10)
+        session.run(tf.global_variables_initializer())
+        found = session.run([made.loss[0] for made in built])
+    np.testing.assert_allclose(found, [0.0, *adam_of([3.0] * 9)], 1e-4, 1e-6)
 
 
 # --- A real run ---------------------------------------------------------------
