@@ -255,7 +255,8 @@ digits = sklearn.datasets.load_digits()
 table = np.column_stack([digits.data, digits.target]).astype(np.uint8)
 rows = np.random.default_rng(0).permutation(table)[:360]
 x, y = rows[:, :-1].astype(np.float32) / np.float32(16), rows[:, -1]
-served = tf.saved_model.load("logdir/mine/exported").serve(x)
+exported = tf.saved_model.load("logdir/mine/exported")  # kept while it serves
+served = exported.serve(x)
 print(float((served.numpy().argmax(1) == y).mean()))
 """
 
