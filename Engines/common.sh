@@ -79,7 +79,8 @@ arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, L
 }
 
 default() { # name: what the example's own run.sh has
-  sed -n "s/^$1=\${$1:-\([0-9]*\)}\$/\1/p" "$FOLDER/run.sh"
+  # ${NUM_PS:-1}, or a bare number where there is no choice.
+  sed -n "s/^$1=[^0-9]*\([0-9]*\)}\{0,1\}\$/\1/p" "$FOLDER/run.sh"
 }
 
 # shellcheck disable=SC2120 # Slurm's run.sh passes some

@@ -83,7 +83,7 @@ def wrong(result, example, flags):
 def defaults(example):
     """Returns the ps and workers that the example's own run.sh starts."""
     text = (REPO / example / "run.sh").read_text()
-    found = dict(re.findall(r"^NUM_(\w+)=\$\{\w+:-(\d+)\}$", text, re.M))
+    found = dict(re.findall(r"^NUM_(\w+)=\D*(\d+)\}?$", text, re.M))
     return {name.lower(): int(count) for name, count in found.items()}
 
 

@@ -421,10 +421,9 @@ def test_kubernetes_files_of_every_example(kind, kubernetes):
     """Checked offline: against the operator's models and Kubernetes' schemas."""
     texts = []
     for example in registry.folders():
-        sizes = [("1", "2")]
-        if example in registry.folders("single"):
-            sizes = [("0", "1")]
-        elif example == "HogWild":
+        usual = matrix.defaults(example)
+        sizes = [(str(usual["ps"]), str(usual["workers"]))]
+        if example == "HogWild":
             sizes += [("2", "4"), ("1", "1")]
         for ps, workers in sizes:
             tasks = ["--ps", ps, "--workers", workers]
@@ -524,7 +523,7 @@ def test_the_exit_codes_of_kubernetes(kubernetes):
     ("arguments", "said"),
     [
         (["--name", "A_b"], "--name 'A_b'"),
-        (["--ps", "0"], "workers meet at a ps"),
+        (["--ps", "-1"], "--ps -1 --workers 2: too few"),
         (["--workers", "0"], "--workers 0"),
         (["--kind", "pytorchjob", "--workers", "1"], "a master and at least one"),
         (["--", "--logdir", "x"], "--logdir"),

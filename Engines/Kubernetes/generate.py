@@ -167,7 +167,7 @@ def jobs(args):
             {"name": "INDEX", "valueFrom": {"fieldRef": {"fieldPath": index}}},
             {"name": "TF_CONFIG", "value": config.replace(": 0}}", ": $(INDEX)}}")},
         ]
-        template = pod(args, job, env=env if args.ps else ())
+        template = pod(args, job, env=env if args.ps + args.workers > 1 else ())
         template["spec"] |= {"subdomain": args.name, "restartPolicy": "Never"}
         final = {"operator": "In", "values": [1, 2, 3]}
         evicted = [{"type": "DisruptionTarget", "status": "True"}]
@@ -233,8 +233,8 @@ def parse_args(argv):
         parser.error(
             f"--name {args.name!r}: a to z, 0 to 9 and -, at most 50, a letter first"
         )
-    if args.ps < 0 or args.workers < 1 or (args.workers > 1 and args.ps < 1):
-        parser.error(f"--ps {args.ps} --workers {args.workers}: workers meet at a ps")
+    if args.ps < 0 or args.workers < 1:
+        parser.error(f"--ps {args.ps} --workers {args.workers}: too few to train")
     if args.kind == "pytorchjob" and args.workers < 2:
         parser.error(
             "--workers: a PyTorchJob here has a master and at least one worker"

@@ -26,6 +26,7 @@ rehearse() {
     -e 's/^[^0-9].*/1/' "$HOSTFILE" | awk '{ n += $1 } END { print n + 0 }')
   [ "$slots" -ge "$TASKS" ] ||
     stop 2 "$HOSTFILE has $slots slots, and $TASKS tasks need one each"
+  export TMPDIR=$SCRATCH # mpirun leaves its session there when it is told to end
   launch mpirun -n "$TASKS" "${flags[@]}" "$PYTHON" "$HERE/adapter.py" "$HOSTFILE" \
     "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"}
   follow $!
