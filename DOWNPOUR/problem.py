@@ -44,14 +44,14 @@ def build(data, batch_size, seed, worker=0, workers=1):
         start = initial(shapes, seed)
 
     def loss_of(vector, batch):
-        return loss(vector, batch, shapes)
+        return loss(vector, batch, shapes, training=True)
 
     def test_of(vector):
         with tf.name_scope("test"):
             images = tf.placeholder(data.x_test.dtype, data.x_test.shape)
             labels = tf.placeholder(data.y_test.dtype, data.y_test.shape)
             batch = images, labels
-            tensors = loss_of(vector, batch), accuracy(vector, batch, shapes)
+            tensors = loss(vector, batch, shapes), accuracy(vector, batch, shapes)
         return tensors, {images: data.x_test, labels: data.y_test}
 
     return Problem(
@@ -200,8 +200,11 @@ def shapes_of(data):
     return [(features, HIDDEN), (HIDDEN,), (HIDDEN, classes), (classes,)]
 
 
-def model(parameters, images):
-    """Returns the logits [n, classes] of images [n, features]."""
+def model(parameters, images, training=False):
+    """Returns the logits [n, classes] of images [n, features].
+
+    `training` is for layers that differ in training, as dropout does; here none.
+    """
     w1, b1, w2, b2 = parameters
     return tf.nn.relu(images @ w1 + b1) @ w2 + b2
 
@@ -229,10 +232,10 @@ def parameters(vector, shapes):
     return [tf.reshape(*pair) for pair in zip(pieces, shapes, strict=True)]
 
 
-def loss(vector, batch, shapes):
+def loss(vector, batch, shapes, training=False):
     """Returns the mean cross-entropy (nats, scalar) of the model on a batch."""
     images, labels = batch
-    logits = model(parameters(vector, shapes), images)
+    logits = model(parameters(vector, shapes), images, training)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=logits
     )

@@ -24,6 +24,8 @@ kept; the next start repeats none whose example is unchanged.
 
     python benchmarks/claims.py                      everything
     python benchmarks/claims.py --only rate
+    python benchmarks/claims.py --seeds 1            a fifth of the time, no bands
+    python benchmarks/claims.py --draw               draws what is kept, no more
     python benchmarks/claims.py --quick              a test of the script
     python benchmarks/claims.py --write-readme       pastes, measures nothing
 """
@@ -33,10 +35,11 @@ import statistics
 import sys
 from collections import Counter, namedtuple
 
+import figures
 import runs
+from figures import CHANCE, accuracy
 
 PARTS = ("window", "rate", "straggler", "delay", "bound", "bytes")
-CHANCE = 0.1  # of ten digits
 TRAINS = 0.9  # the accuracy from which on a run counts as one that trains
 
 # window: N = 4; gradients in all, so that steps = GRADIENTS / T is whole
@@ -92,6 +95,8 @@ SIMULATED_RATE = {1: 0.8, 2: 0.8, 4: 0.4, 8: 0.2}
 Run = namedtuple(
     "Run", "part label x folder flags workers cost change", defaults=[None]
 )
+SEEDS = 5  # of each cell of these parts; the seconds of a straggler need one
+SEEDED = ("window", "rate")
 
 # DOWNPOUR with a fixed rate on the ps pushes the sum of a window to plain SGD: that is
 # AGN but for the division by T. No example is this, as it does not hold.
@@ -134,9 +139,11 @@ def window_lines():
     return [
         ("DOWNPOUR, fixed rate", "AGN", ["--learning_rate", 0.1], SUM),
         ("DOWNPOUR-Easy, Adagrad on the ps", "DOWNPOUR-Easy", adagrad, None),
+        ("DOWNPOUR, Adagrad on both", "DOWNPOUR", adagrad, None),
         ("AGN", "AGN", ["--learning_rate", 0.1], None),
         ("AEASGD", "AEASGD", ["--learning_rate", 0.4, "--beta", 0.9], None),
         ("AEAMSGD", "AEAMSGD", momentum, None),
+        ("SAGN", "SAGN", ["--learning_rate", 0.1], None),
     ]
 
 
@@ -146,6 +153,9 @@ def window_runs(scale):
     for label, folder, rates, change in window_lines():
         for window in WINDOWS:
             steps = max(1, int(GRADIENTS * scale) // window)
+            if folder == "SAGN":  # whose update is a window of every worker's
+                steps = max(1, steps // WORKERS)
+                rates = [*rates[:2], "--server_learning_rate", 0.1 * window]
             flags = [*rates, "--window", window, "--steps", steps]
             flags += ["--slow_workers", GRADIENT_SECONDS]
             run = Run("window", label, window, folder, flags, WORKERS, 22, change)
@@ -280,15 +290,27 @@ def rounds_of(logdir):
     return {"staleness": sorted(counts.items()), "seconds_to_loss": reached}
 
 
-def plan(parts, scale=1.0, every=1):
+def seeded(planned, seeds):
+    """Returns the runs once for each seed; seed 0 is that of no flag."""
+    more = [
+        run._replace(flags=[*run.flags, "--seed", seed])
+        for seed in range(1, seeds)
+        for run in planned
+    ]
+    return [*planned, *more]
+
+
+def plan(parts, scale=1.0, every=1, seeds=1):
     """Returns the runs of the parts; those of examples that are not there are left out.
 
-    `every` 2 takes the second, fourth, ... of each part only.
+    `every` 2 takes the second, fourth, ... of each part only. All runs of one seed come
+    before those of the next: an early end leaves a whole table.
     """
     there = set(runs.examples())
     found = []
     for part in parts:
-        found += PLANS[part](scale)[every - 1 :: every]
+        some = PLANS[part](scale)[every - 1 :: every]
+        found += seeded(some, seeds if part in SEEDED else 1)
     for folder in sorted({run.folder for run in found} - there):
         print(f"claims.py: no folder {folder}, its runs are left out", file=sys.stderr)
     return [run for run in found if run.folder in there]
@@ -314,6 +336,17 @@ class Cache:
         entry = self.runs.get(self.key(run))
         if entry and entry["code"] == runs.fingerprint(run.folder):
             return entry["result"]
+        return None
+
+    def kept(self, run):
+        """Returns the result of a run by whatever code, None if it is not there.
+
+        What stands behind `# with` is code.
+        """
+        command = self.key(run).partition("# with")
+        for key, entry in self.runs.items():
+            if key.partition("# with")[:2] == command[:2]:
+                return entry["result"]
         return None
 
     def put(self, run, result):
@@ -351,19 +384,27 @@ def measure(planned, cache, timeout):
 # --- Tables -------------------------------------------------------------------
 
 
-def accuracy(result):
-    """Returns the test accuracy of a run, chance for one that diverged."""
-    return CHANCE if "diverged" in result else result["test_accuracy"]
+def together(results):
+    """Returns what a cell shows of its seeds: the run in the middle by accuracy.
+
+    `each` in it are all of them. Of an even number it is the worse of two.
+    """
+    results = sorted(results, key=accuracy)
+    middle = results[(len(results) - 1) // 2]
+    return {**middle, "each": results} if len(results) > 1 else middle
 
 
-def grid(planned, cache):
+def grid(planned, cache, any_code=False):
     """Returns {label: {x: result}} of the runs that are done, in their order."""
     found = {}
     for run in planned:
-        result = cache.get(run)
+        result = cache.kept(run) if any_code else cache.get(run)
         if result is not None:
-            found.setdefault(run.label, {})[run.x] = result
-    return found
+            found.setdefault(run.label, {}).setdefault(run.x, []).append(result)
+    return {
+        label: {x: together(results) for x, results in row.items()}
+        for label, row in found.items()
+    }
 
 
 def percent(result):
@@ -388,6 +429,16 @@ def megabytes(found, window):
     return "-"
 
 
+def seeds_of(found):
+    """Returns the sentence that says how many seeds a cell has."""
+    counts = {len(figures.each(r)) for row in found.values() for r in row.values()}
+    if counts <= {1}:
+        return ""
+    least, most = min(counts), max(counts)
+    number = f"{most}" if least == most else f"{least} to {most}"
+    return f" The middle of {number} seeds; the band is from best to worst."
+
+
 def window_text(found, name):
     """Returns the markdown of part window."""
     rows = [
@@ -396,11 +447,11 @@ def window_text(found, name):
     ]
     rows.append(["MB pushed", *(megabytes(found, window) for window in WINDOWS)])
     text = "### Accuracy against window\n\n![accuracy against window]"
-    text += f"({name}-window.png)\n\n"
+    text += f"({name}-window.png)\n\n[as SVG]({name}-window.svg)\n\n"
     text += runs.table(["test accuracy", *(f"T = {w}" for w in WINDOWS)], rows)
     text += (
         f"\nN = {WORKERS}, about {GRADIENTS} gradients in every cell, each "
-        f"{1000 * GRADIENT_SECONDS:g} ms longer by a sleep.\n"
+        f"{1000 * GRADIENT_SECONDS:g} ms longer by a sleep.{seeds_of(found)}\n"
     )
     seen = []
     for label in ("AEASGD", "AEAMSGD"):
@@ -437,6 +488,7 @@ def rate_text(found, name):
     """Returns the markdown of part rate."""
     text = "### Accuracy against learning rate and number of workers\n\n"
     text += f"![accuracy against rate and workers]({name}-rate.png)\n\n"
+    text += f"[as SVG]({name}-rate.svg)\n\n"
     rows = []
     for workers, row in found.items():
         cells = []
@@ -450,7 +502,7 @@ def rate_text(found, name):
     text += (
         f"\n{RATE_STEPS} updates; in brackets the mean staleness. The largest rate "
         f"that still trains\n(accuracy of {TRAINS:g} or more, at every smaller rate "
-        "too):\n\n"
+        f"too):{seeds_of(found)}\n\n"
     )
     rows = []
     for workers, row in found.items():
@@ -462,7 +514,7 @@ def rate_text(found, name):
 def straggler_text(found, name):
     """Returns the markdown of part straggler."""
     text = "### One slow worker of four\n\n![one slow worker]"
-    text += f"({name}-straggler.png)\n\n"
+    text += f"({name}-straggler.png)\n\n[as SVG]({name}-straggler.svg)\n\n"
     rows = []
     for label, row in found.items():
         (result,) = row.values()
@@ -491,7 +543,7 @@ def straggler_text(found, name):
 def delay_text(found, name):
     """Returns the markdown of part delay."""
     text = "### Late gradients, repaired\n\n![accuracy against rate]"
-    text += f"({name}-delay.png)\n\n"
+    text += f"({name}-delay.png)\n\n[as SVG]({name}-delay.svg)\n\n"
     rows = [
         [
             label,
@@ -538,7 +590,7 @@ def quantile(counts, share):
 def bound_text(found, name):
     """Returns the markdown of part bound."""
     text = "### Bounded staleness\n\n![time and staleness against the bound]"
-    text += f"({name}-bound.png)\n\n"
+    text += f"({name}-bound.png)\n\n[as SVG]({name}-bound.svg)\n\n"
     rows = []
     for label, row in found.items():
         for s, result in sorted(row.items()):
@@ -582,7 +634,7 @@ def share_of(result, whole):
 def bytes_text(found, name):
     """Returns the markdown of part bytes."""
     text = "### Fewer bytes\n\n![accuracy against bytes]"
-    text += f"({name}-bytes.png)\n\n"
+    text += f"({name}-bytes.png)\n\n[as SVG]({name}-bytes.svg)\n\n"
     whole = found.get(WHOLE, {}).get("on")
     rows = []
     for label, row in found.items():
@@ -648,7 +700,7 @@ def window_claims(found):
     )
     adagrad = values("DOWNPOUR-Easy, Adagrad on the ps")
     yield (
-        "Adagrad on the ps bears a window's sum",
+        "Adagrad on the ps copes with a window's sum",
         "Dean et al. 2012",
         seen(adagrad),
         all(map(trains, adagrad)) if adagrad else None,
@@ -841,102 +893,29 @@ def claims_text(found):
 # --- Figures ------------------------------------------------------------------
 
 
-def pyplot():
-    """Returns matplotlib's pyplot, drawing to files only."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"figure.dpi": 110, "font.size": 10, "axes.grid": False})
-    return plt
-
-
 def window_figure(found, path):
-    """Draws a line per scheme: accuracy against window, the bytes below it."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
-    for (label, row), mark in zip(found.items(), "osD^vP*", strict=False):
-        at = [WINDOWS.index(window) for window in row]
-        values = [100 * accuracy(result) for result in row.values()]
-        (line,) = axes.plot(at, values, marker=mark, label=label)
-        for place, result in zip(at, row.values(), strict=True):
-            if "diverged" in result:
-                axes.plot(place, 100 * CHANCE, "x", color=line.get_color(), ms=13)
-    axes.axhline(100 * CHANCE, color="grey", lw=0.8, ls=":")
-    axes.text(0, 100 * CHANCE + 1, "chance", color="grey", va="bottom")
-    ticks = []
-    for window in WINDOWS:
-        ticks.append(f"{window}\n{megabytes(found, window)} MB")
-    axes.set_xticks(range(len(WINDOWS)), ticks)
-    axes.set_xlabel("communication window T, and what all workers push in the run")
-    axes.set_ylabel("test accuracy of the center variable, %")
-    axes.set_title(f"{WORKERS} workers, the same number of gradients at every window")
-    axes.set_ylim(0, 103)
-    axes.legend(loc="center left", frameon=False)
-    figure.savefig(path)
-    plt.close(figure)
+    """Draws test error against window, the bytes below it."""
+    pushed = [megabytes(found, window) for window in WINDOWS]
+    title = f"{WORKERS} workers, the same number of gradients at every window"
+    figures.window(found, path, WINDOWS, pushed, title)
 
 
 def rate_figure(found, path):
-    """Draws the heat map of accuracy over rate and workers, staleness in each cell."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
-    values = [
-        [100 * accuracy(row[rate]) if row.get(rate) else float("nan") for rate in RATES]
-        for row in found.values()
-    ]
-    image = axes.imshow(values, cmap="viridis", vmin=0, vmax=100, aspect="auto")
-    for y, row in enumerate(found.values()):
-        for x, rate in enumerate(RATES):
-            result = row.get(rate)
-            if not result:
-                continue
-            text = percent(result)
-            if "diverged" not in result:
-                text += f"\nstaleness {result['mean_staleness']:.1f}"
-            color = "black" if accuracy(result) > 0.6 else "white"
-            axes.text(x, y, text, ha="center", va="center", color=color, fontsize=8.5)
-    for y in range(1, len(found)):
-        axes.axhline(y - 0.5, color="white", lw=2)
-    axes.set_xticks(range(len(RATES)), [f"{rate:g}" for rate in RATES])
-    axes.set_yticks(range(len(found)), list(found))
-    axes.set_xlabel("learning rate η")
-    axes.set_ylabel("workers N")
-    axes.set_title(f"HogWild: test accuracy after {RATE_STEPS} updates")
-    figure.colorbar(image, ax=axes, label="test accuracy, %")
-    figure.savefig(path)
-    plt.close(figure)
+    """Draws which rates work for how many workers."""
+    title = f"HogWild: test accuracy after {RATE_STEPS} updates"
+    figures.rate(found, path, RATES, trains, title)
 
 
 def straggler_figure(found, path):
-    """Draws the seconds of each scheme as bars, accuracy and drops beside them."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(7.2, 3.0), layout="constrained")
-    done = {
-        label: result
-        for label, row in found.items()
-        for result in row.values()
-        if "diverged" not in result
-    }
-    bars = axes.barh(list(done), [result["seconds"] for result in done.values()])
-    notes = [
-        f"{r['seconds']:.1f} s, {percent(r)}, {r['gradients_dropped']} dropped"
-        for r in done.values()
-    ]
-    axes.bar_label(bars, notes, padding=4, fontsize=9)
-    room = 1.7 * max((r["seconds"] for r in done.values()), default=1)  # for the notes
-    axes.set_xlim(0, room)
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds from the first update to the last")
-    axes.set_title(f"One worker of {WORKERS} is about four times slower")
-    figure.savefig(path)
-    plt.close(figure)
+    """Draws the seconds of each scheme."""
+    many = f"{STRAGGLER_GRADIENTS:,}"
+    title = f"{many} gradients, while one worker of {WORKERS} is four times slower"
+    figures.straggler(found, path, percent, title)
 
 
 def delay_figure(found, path):
     """Draws a line per scheme: accuracy against the learning rate."""
-    plt = pyplot()
+    plt = figures.pyplot()
     figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
     for (label, row), mark in zip(found.items(), "osD^v", strict=False):
         rates = sorted(row)
@@ -953,13 +932,12 @@ def delay_figure(found, path):
     axes.set_title(f"{DELAY_WORKERS} workers, {RATE_STEPS} updates")
     axes.set_ylim(0, 103)
     axes.legend(loc="center left", frameon=False)
-    figure.savefig(path)
-    plt.close(figure)
+    figures.save(figure, path)
 
 
 def bound_figure(found, path):
     """Draws seconds to the loss against s, and staleness beside its bound."""
-    plt = pyplot()
+    plt = figures.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.8), layout="constrained")
     names = [bound_of(s)[1] for s in BOUNDS]
     for (label, row), mark, color in zip(
@@ -996,13 +974,12 @@ def bound_figure(found, path):
     right.set_yticks([0, 1, 3, 10, 30, 100], ["0", "1", "3", "10", "30", "100"])
     left.legend(frameon=False, fontsize=9)
     right.legend(loc="upper left", frameon=False, fontsize=9)
-    figure.savefig(path)
-    plt.close(figure)
+    figures.save(figure, path)
 
 
 def bytes_figure(found, path):
     """Draws accuracy against the bytes of a push, full marks with error feedback."""
-    plt = pyplot()
+    plt = figures.pyplot()
     figure, axes = plt.subplots(figsize=(8.2, 4.2), layout="constrained")
     for number, ((label, row), mark) in enumerate(
         zip(found.items(), "*os^Dvp", strict=False)
@@ -1021,8 +998,7 @@ def bytes_figure(found, path):
     axes.set_ylabel("test accuracy, %")
     axes.set_title(f"{WORKERS} workers, {BYTES_STEPS} updates")
     figure.legend(loc="outside right center", frameon=False)
-    figure.savefig(path)
-    plt.close(figure)
+    figures.save(figure, path)
 
 
 FIGURES = {
@@ -1046,7 +1022,7 @@ def write_results(out, found, name="claims", quick=False):
     for part, results in found.items():
         if results:
             texts.append(TEXTS[part](results, name))
-            FIGURES[part](results, out / f"{name}-{part}.png")
+            FIGURES[part](results, out / f"{name}-{part}")
     text = "\n".join(texts)
     runs.write(out / f"{name}.md", text)
     return text
@@ -1057,7 +1033,13 @@ def write_results(out, found, name="claims", quick=False):
 
 def parse_args(argv=None):
     """Returns the checked flags."""
-    return runs.measuring_parser(__doc__, PARTS, rounds=None).parse_args(argv)
+    parser = runs.measuring_parser(__doc__, PARTS, rounds=None)
+    add = parser.add_argument
+    add("--seeds", type=runs.positive_int, help=f"of a cell ({SEEDS}; --quick: 1)")
+    add("--draw", action="store_true", help="only draw what is kept, of any code")
+    args = parser.parse_args(argv)
+    args.seeds = args.seeds or (1 if args.quick else SEEDS)
+    return args
 
 
 def main():
@@ -1065,7 +1047,13 @@ def main():
         if args.write_readme:
             return runs.write_readme(args.out)
         short = (0.05, 5) if args.quick else (1.0, 1)
+        short += (args.seeds,)
         cache = Cache(args.out / "claims-runs.json", args.again)
+        if args.draw:
+            found = {
+                part: grid(plan([part], *short), cache, any_code=True) for part in PARTS
+            }
+            return print(write_results(args.out, found, quick=args.quick))
         planned = plan(args.only, *short)
         if args.quick:
             # A short run is its start: about a quarter of what a whole one takes.

@@ -1,4 +1,4 @@
-"""What a run costs beside its arithmetic: the start, the end, a step, a round.
+"""The overhead of a run: the start, the end, a step, a round.
 
     start    seconds from `bash run.sh` to the first update, over what
              `python -c 'import tensorflow'` costs as many processes at once;

@@ -26,6 +26,7 @@ import sys
 import tempfile
 
 import claims
+import figures
 import numpy as np
 import runs
 from claims import Run
@@ -326,7 +327,7 @@ def verdict(claim, holds):
 
 def figure(found, path, value, label):
     """Draws a line for each label of a part: a value of its results against T."""
-    plt = claims.pyplot()
+    plt = figures.pyplot()
     drawing, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
     for (name, row), mark in zip(found.items(), "osD^", strict=False):
         axes.plot(list(row), [value(r) for r in row.values()], marker=mark, label=name)

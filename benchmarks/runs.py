@@ -523,7 +523,9 @@ def paste(page, results):
     def block(match):
         path = results / match[1]
         body = path.read_text() if path.exists() else "Not measured yet.\n"
-        body = re.sub(r"\]\((?=[\w-]+\.png\))", "](results/", body)  # as seen from here
+        body = re.sub(
+            r"\]\((?=[\w-]+\.(?:png|svg)\))", "](results/", body
+        )  # as seen from here
         return f"<!-- begin {match[1]} -->\n{body}<!-- end {match[1]} -->"
 
     pattern = r"<!-- begin ([\w-]+\.md) -->\n.*?<!-- end \1 -->"

@@ -22,8 +22,8 @@ REPO = Path(__file__).resolve().parents[1]
 SCRIPTS = ("overhead", "claims", "coordinator", "local_steps")
 
 sys.path.insert(0, str(REPO / "benchmarks"))
-claims, overhead, peers, runs = map(
-    importlib.import_module, ("claims", "overhead", "peers", "runs")
+claims, figures, overhead, peers, runs = map(
+    importlib.import_module, ("claims", "figures", "overhead", "peers", "runs")
 )
 
 
@@ -202,6 +202,7 @@ def test_tables_and_figures(found: dict, tmp_path: Path) -> None:
     for part in claims.PARTS:
         assert f"](claims-{part}.png)" in text
         assert (tmp_path / f"claims-{part}.png").read_bytes()[:4] == b"\x89PNG"
+        assert "<svg" in (tmp_path / f"claims-{part}.svg").read_text()
     assert "| DOWNPOUR, fixed rate | 96.0 % | 96.0 % | 20.0 % | diverged |" in text
     assert "with 1/64 of the bytes" in text
     assert "| N = 8 | 97.0 % (2.9) | 97.0 % (2.9) | diverged |" in text
@@ -221,6 +222,43 @@ def test_tables_and_figures(found: dict, tmp_path: Path) -> None:
     assert text.count("**no**") == 1 and "T = 64 | Hermans et al. 2017, of" in text
     for line in text.splitlines():
         assert not line.startswith("|") or line.endswith("|")
+
+
+def test_seeds(found: dict) -> None:
+    planned = claims.plan(["window", "straggler"], seeds=3)
+    keys = [claims.Cache.key(run) for run in planned]
+    once = claims.plan(["window", "straggler"])
+    assert len({*keys}) == len(keys)
+    assert {claims.Cache.key(run) for run in once} < {*keys}  # seed 0 has no flag
+    windows = sum(run.part == "window" for run in once)
+    assert len(keys) == len(once) + 2 * windows
+    cell = claims.together([result(0.9), {"diverged": True}, result(0.95)])
+    assert cell["test_accuracy"] == 0.9 and len(cell["each"]) == 3
+    assert figures.errors(cell) == pytest.approx((5, 10, 90))
+    found["window"]["AGN"][1] = cell
+    assert "middle of 1 to 3 seeds" in claims.window_text(found["window"], "x")
+
+
+def test_results_of_older_code_can_be_drawn(tmp_path: Path) -> None:
+    cache = claims.Cache(tmp_path / "runs.json")
+    run, *_ = claims.window_runs(1.0)
+    old = claims.Cache.key(run._replace(change=("x", "y")))
+    cache.runs[old] = {"code": "old", "result": result(0.9)}
+    assert cache.get(run) is None and cache.kept(run) == result(0.9)
+    assert cache.kept(run._replace(workers=3)) is None
+
+
+def test_one_palette() -> None:
+    """The notebooks' folder and this one stand alone, so each has it."""
+    text = (REPO / "Basics-Tutorial" / "drawing.py").read_text()
+    ours = (REPO / "benchmarks" / "figures.py").read_text()
+    colors = re.findall(r'^[A-Z, ]+ = "#.*$', text, re.M)
+    assert len(colors) == 2 and colors == re.findall(r'^[A-Z, ]+ = "#.*$', ours, re.M)
+
+
+def test_the_theory_s_limit() -> None:
+    ratios = [figures.limit(n, 1.0) for n in (1, 2, 4, 8)]
+    assert ratios == pytest.approx([1, 0.5, 0.2225, 0.1045], abs=1e-3)
 
 
 def test_a_claim_can_fail(found: dict) -> None:
@@ -249,6 +287,7 @@ def test_parts_that_are_missing(tmp_path: Path, found: dict) -> None:
     assert "| AGN | - | 90.0 % | - | - |" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "claims-window.png",
+        "claims-window.svg",
         "claims.md",
     ]
 

@@ -121,12 +121,12 @@ def test_all_are_in_the_readme():
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     table = [line for line in readme.splitlines() if line.startswith("|")]
     linked = re.findall(r"\]\(([^)]+\.ipynb)\)", "\n".join(table))
-    assert len(NAMES) == 10
+    assert len(NAMES) == 11
     assert sorted(linked) == sorted(NAMES)
 
 
 def test_one_exercise_runs_in_three_kernels():
-    assert sorted(len(group) for group in GROUPS) == 7 * [1] + [3]
+    assert sorted(len(group) for group in GROUPS) == 8 * [1] + [3]
     assert sorted(path for group in GROUPS for path in group) == PATHS
 
 
@@ -275,20 +275,23 @@ def test_a_bad_notebook_fails(code, seconds, error, tmp_path, kernels_at_home):
 
 
 def test_waiting_ends(tmp_path, kernels_at_home):
-    """Worker 2 alone gives up, and is not misled by the file of a dead worker 1."""
-    name = "Local-then-Global-Variables-Worker2.ipynb"
+    """Worker 1 alone gives up, and is not misled by the file of a dead worker 0."""
+    name = "4b-Local-then-Global-Variables-Worker1.ipynb"
     notebook = read(FOLDER / "Multiple-Workers" / name)
     for cell in notebook.cells:
         cell.source = cell.source.replace("seconds=300", "seconds=2")
-    nbformat.write(notebook, tmp_path / name)
+    folder = tmp_path / "Multiple-Workers"
+    folder.mkdir()
+    shutil.copy(FOLDER / "beginning.py", tmp_path)
+    nbformat.write(notebook, folder / name)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    (tmp_path / "rendezvous.json").write_text(
+    (folder / "rendezvous.json").write_text(
         json.dumps({"jobs": {"ps": [], "worker": []}, "pid": dead.pid})
     )
     with (
         Watch() as watch,
         pytest.raises(CellExecutionError, match="gave up waiting for an invitation"),
     ):
-        notebooks.run([tmp_path / name])
+        notebooks.run([folder / name])
     assert watch.left() == ([], [])

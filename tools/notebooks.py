@@ -9,6 +9,7 @@ A notebook that fails leaves its file as it was. What a run adds besides the out
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,9 +21,9 @@ FOLDER = Path(__file__).resolve().parent.parent / "Basics-Tutorial"
 CELL_SECONDS = 60
 # These three are one exercise in three kernels: they run at once.
 TOGETHER = (
-    "Multiple-Workers/Local-then-Global-Variables-Worker1.ipynb",
-    "Multiple-Workers/Parameter-Server.ipynb",
-    "Multiple-Workers/Local-then-Global-Variables-Worker2.ipynb",
+    "Multiple-Workers/4a-Local-then-Global-Variables-Worker0.ipynb",
+    "Multiple-Workers/4c-Parameter-Server.ipynb",
+    "Multiple-Workers/4b-Local-then-Global-Variables-Worker1.ipynb",
 )
 METADATA = {
     "kernelspec": {
@@ -45,7 +46,7 @@ def find(folder: Path = FOLDER) -> list[Path]:
 def groups(paths: list[Path]) -> list[list[Path]]:
     """The notebooks in the order of a run; what stands in one list runs at once."""
     together = [p for p in paths if p.as_posix().endswith(TOGETHER)]
-    together.sort(key=lambda p: "Worker1" not in p.name)
+    together.sort(key=lambda p: "Worker0" not in p.name)
     singles = [[p] for p in paths if p not in together]
     return singles + ([together] if together else [])
 
@@ -65,6 +66,9 @@ async def run_one(path: Path, seconds: int) -> nbformat.NotebookNode:
 
 def run(paths: list[Path], seconds: int = CELL_SECONDS) -> list[nbformat.NotebookNode]:
     """Run the notebooks at once, a kernel each; raise the first one's failure."""
+
+    # A notebook imports modules that lie beside it: no cache of them is left there.
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
     async def run_all() -> list:
         # Let all of them end before reporting: a kernel must not be left behind.

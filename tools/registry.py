@@ -53,7 +53,7 @@ EXAMPLES = [
         None,
         "Start here",
         None,
-        "ten notebooks: servers, sessions and placement, with single numbers.",
+        "eleven notebooks: servers, sessions, placement, with single numbers.",
         "notebooks",
         "–",
         "–",

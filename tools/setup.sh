@@ -14,6 +14,7 @@ VENV=${VENV:-$SETUP_ROOT/.venv}
 # Lies beside the environment, because building from scratch empties that folder.
 SETUP_MARK=$VENV.setup
 SETUP_CHILD=
+SETUP_BEGAN=$SECONDS
 
 fail() {
   echo "setup: $*" >&2
@@ -80,6 +81,28 @@ venv_version() {
     2>/dev/null </dev/null || true
 }
 
+# Says which large packages pip has begun with, read from its output in the file $1, as
+# long as it runs.
+follow() {
+  local log=$1 seen=0 line shown
+  while kill -0 "$SETUP_CHILD" 2>/dev/null; do
+    while IFS= read -r line; do
+      seen=$((seen + 1))
+      case $line in
+        *Downloading\ *" MB)" | *"Using cached "*" MB)")
+          shown=${line##*ing } shown=${shown##*cached }
+          echo "setup: $((SECONDS - SETUP_BEGAN)) s  ${shown##*/}"
+          ;;
+        "Installing collected packages: "*)
+          shown=${line//[^,]/}
+          echo "setup: $((SECONDS - SETUP_BEGAN)) s  unpacking $((${#shown} + 1)) packages, about a minute"
+          ;;
+      esac
+    done < <(tail -n "+$((seen + 1))" "$log" 2>/dev/null)
+    sleep 0.2
+  done
+}
+
 # Runs a command with its output in the file $1. It is a job with a process group of
 # its own, so that the trap is served at once whoever sends the signal, and passes
 # an interrupt on: pip then removes what it has half unpacked.
@@ -90,6 +113,7 @@ run_logged() {
   "$@" >>"$log" 2>&1 </dev/null &
   SETUP_CHILD=$!
   set +m
+  follow "$log"
   wait "$SETUP_CHILD" || status=$?
   SETUP_CHILD=
   return "$status"

@@ -46,8 +46,10 @@ def _is_one_of_a_kind(nodes, library):
     return any("seed2" in attr or "instance_key" in attr for attr in every)
 
 
-def _renamed(name, number):
+def _renamed(name, number, kept=()):
     # As the second round has round 0 and 1 in its names, a copy has number - 1, number.
+    if name.partition(":")[0] in kept:
+        return name
     shift = {scope(0): scope(number - 1), scope(1): scope(number)}
     return re.sub(r"round_[01](?=/)", lambda match: shift[match[0]], name)
 
@@ -55,12 +57,15 @@ def _renamed(name, number):
 def _copy(graph, second, count):
     """Adds rounds 2 to count - 1 to the graph, in one import."""
     copies, outside = tf.GraphDef(), {}
+    # A variable that the first round made, as an optimizer does, is that of all rounds.
+    made = [op for op in graph.get_operations() if op.type == "VarHandleOp"]
+    kept = {op.name for op in made}
     for number in range(2, count):
         for original in second:
             node = copies.node.add()
             node.CopyFrom(original)
             node.name = _renamed(node.name, number)
-            node.input[:] = [_renamed(name, number) for name in original.input]
+            node.input[:] = [_renamed(name, number, kept) for name in original.input]
             node.attr.pop("_class", None)  # every node has its device already
     own = {node.name for node in copies.node}
     for node in copies.node:

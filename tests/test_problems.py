@@ -1,0 +1,269 @@
+"""The code of docs/problem.md: other models and optimizers, under the schemes.
+
+Every ```python block is put at the end of problem.py, every ```diff block is applied to
+HogWild's script; nothing is tried that the page does not print.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import launch
+import numpy as np
+import pytest
+from harness import SCHEMES, Run, in_turn, rounds, tf
+from launch import REPO, copy_of, result, run_sh
+
+unroll = importlib.import_module("cluster.unroll")
+
+PAGE = (REPO / "docs" / "problem.md").read_text()
+DIGITS = (launch.REFERENCE / "problem.py").read_text()
+# The same network as the page's convolutional one, without Keras.
+CONVOLUTION = """
+def shapes_of(data):
+    classes = int(data.y_train.max()) + 1
+    return [(3, 3, 1, 8), (8,), (6 * 6 * 8, classes), (classes,)]
+
+def model(parameters, images, training=False):
+    w1, b1, w2, b2 = parameters
+    images = tf.reshape(images, [-1, 8, 8, 1])
+    maps = tf.nn.relu(tf.nn.conv2d(images, w1, 1, "VALID") + b1)
+    return tf.reshape(maps, [-1, 6 * 6 * 8]) @ w2 + b2
+"""
+
+
+def code(section: str, kind: str = "python") -> list[str]:
+    """Returns the blocks of one kind in a section of the page."""
+    (text,) = re.findall(rf"^## {section}.*?\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M)
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.S | re.M)
+
+
+PERCEPTRON, KERAS_CONVOLUTION = code("A Keras model")
+KERAS_CONVOLUTION = PERCEPTRON + KERAS_CONVOLUTION
+(DROPOUT,) = code("Dropout")
+(PARTS,) = code("A test set")
+(EXPORT,) = code("The trained vector")
+(ADAM,) = code("Adam", "diff")
+(SCHEDULE,) = code("A learning rate", "diff")
+
+
+@functools.cache
+def problem_of(more: str) -> types.ModuleType:
+    """Returns problem.py with more behind it, as a module."""
+    module = types.ModuleType("problem")
+    exec(compile(DIGITS + more, "problem.py", "exec"), module.__dict__)
+    return module
+
+
+def learning_of(more: str) -> object:
+    """Returns what a Run of the harness calls for a worker's problem."""
+    module = problem_of(more)
+    data = module.load("digits")
+
+    def build(_: object, index: int) -> tuple:
+        learning = module.build(data, 16, 0, index, 2)
+        return learning.start, learning.batch, learning.loss, *learning[5:]
+
+    return build
+
+
+def pushes(folder: str, more: str) -> list:
+    """Returns what becomes of three pushes of two workers."""
+    with Run(folder, problem=learning_of(more)) as run:
+        if run.asynchronous:
+            return run.play(in_turn(3))
+        return [
+            push
+            for _ in range(2)
+            for push in run.play("pull A, pull B, push A, push B")
+        ]
+
+
+@pytest.mark.parametrize("folder", SCHEMES)
+def test_a_keras_network_takes_the_same_steps(folder: str) -> None:
+    pairs = [(KERAS_CONVOLUTION, CONVOLUTION)]
+    if folder == "HogWild" or launch.THOROUGH:
+        pairs.append((PERCEPTRON, ""))
+    for keras, plain in pairs:
+        ours, expected = pushes(folder, keras), pushes(folder, plain)
+        assert len(ours) == len(expected) > 2
+        for push, other in zip(ours, expected, strict=True):
+            assert push[:3] == other[:3]
+            assert push.loss == pytest.approx(other.loss, rel=1e-4)
+            # Rounding: Adagrad's first step takes a sign, also of what is nearly 0.
+            off = np.abs(push.center - other.center).mean()
+            assert off < 1e-4 * np.abs(push.center).mean()
+        moved = np.abs(ours[-1].center - ours[0].center).mean()
+        assert moved > 1e-3 * np.abs(ours[0].center).mean()
+
+
+def evaluate(more: str, vector: np.ndarray | None = None) -> tuple:
+    """Returns loss in training, loss and accuracy of the test, at the start vector."""
+    module = problem_of(more)
+    data = module.load("digits")
+    with tf.Graph().as_default(), tf.Session() as session:
+        learning = module.build(data, 64, 0)
+        start = learning.start if vector is None else tf.constant(vector)
+        tensors, feed = learning.test(start)
+        session.run(learning.initializer, learning.feed)
+        batch = session.run(learning.batch())
+        losses = [
+            learning.loss(start, batch),
+            module.loss(start, batch, module.shapes_of(data)),
+        ]
+        return session.run(losses), session.run(tensors, feed)
+
+
+def test_dropout_is_for_training_only() -> None:
+    (with_it, without), tested = evaluate(DROPOUT)
+    (usual, same), expected = evaluate("")
+    assert usual == same == pytest.approx(without)
+    assert with_it != pytest.approx(without, rel=1e-3)
+    assert tested == pytest.approx(expected)
+
+
+def test_parts_of_a_test_set() -> None:
+    assert evaluate(PARTS)[1] == pytest.approx(evaluate("")[1], rel=1e-5)
+
+
+# --- Optimizers ---------------------------------------------------------------
+
+
+def changed(diff: str, tmp_path: Path) -> types.ModuleType:
+    """Returns HogWild's script after a diff, each line of which is there once."""
+    text = (REPO / "HogWild" / "hogwild.py").read_text()
+    for old, new in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)+)", diff, re.M):
+        old, new = (re.sub(r"^[-+]", "", part, flags=re.M) for part in (old, new))
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = tmp_path / "hogwild.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("hogwild", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+BATCHES = (1.0, 3.0, 2.0)  # of one worker, over and over
+
+
+def adam_of(batches: list[float]) -> list[float]:
+    """Returns w after each step on ½ (w − c)², from 0 with the rate 0.1.
+
+    Kingma and Ba 2015, Algorithm 1, in the form that ends its section 2.
+    """
+    w = m = v = 0.0
+    found = []
+    for t, c in enumerate(batches, 1):
+        g = w - c
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        rate = 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        w -= rate * m / (np.sqrt(v) + 1e-8)
+        found.append(w)
+    return found
+
+
+def centers(diff: str, num_ps: int, tmp_path: Path) -> tuple[list, np.ndarray]:
+    """Returns the center after each of five rounds, and after ten in one call."""
+    module = changed(diff, tmp_path)
+    run = functools.partial(Run, "HogWild", module=module, streams=(BATCHES,))
+    with run(start=[0.0] * 3, num_ps=num_ps) as one:
+        found = [push.center for push in one.play(in_turn(5, "A"))]
+    with run(start=[0.0] * 3, num_ps=num_ps, rounds=10) as ten:
+        assert [push.step for push in ten.workers[0].call()] == list(range(1, 11))
+        return found, ten.workers[0].now()
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_adam(num_ps: int, tmp_path: Path) -> None:
+    ten = adam_of([BATCHES[number % 3] for number in range(10)])
+    expected = [[w] * 3 for w in ten]
+    found, last = centers(ADAM, num_ps, tmp_path)
+    np.testing.assert_allclose(found, expected[:5], 1e-4)
+    np.testing.assert_allclose(last, expected[-1], 1e-4)
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_a_falling_rate(num_ps: int, tmp_path: Path) -> None:
+    w, expected = 0.0, []
+    for number in range(10):
+        w -= 0.1 * 0.5 ** (number / 2) * (w - BATCHES[number % 3])
+        expected.append([w] * 3)
+    found, last = centers(SCHEDULE.replace("/ 1000", "/ 2"), num_ps, tmp_path)
+    np.testing.assert_allclose(found, expected[:5], 1e-5)
+    np.testing.assert_allclose(last, expected[-1], 1e-5)
+
+
+def test_variables_of_the_first_round_are_those_of_all() -> None:
+    """Adam makes its powers of β in the first round; the copies must not look there."""
+
+    def one_round(last: object) -> object:
+        with tf.control_dependencies(tf.nest.flatten(last.update)):
+            pulled = w.read_value()
+        with tf.name_scope("update"):
+            update = rounds.only_if(
+                tf.reduce_all(pulled < 9),
+                lambda: adam.apply_gradients([(pulled - 3.0, w)]),
+            )
+        return rounds.Round(pulled, pulled, [update])
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        w = tf.get_variable("center", initializer=[0.0], use_resource=True)
+        adam = tf.train.AdamOptimizer(0.1)
+        built = unroll.rounds(one_round, rounds.NONE, 10)
+        session.run(tf.global_variables_initializer())
+        found = session.run([made.loss[0] for made in built])
+    np.testing.assert_allclose(found, [0.0, *adam_of([3.0] * 9)], 1e-4, 1e-6)
+
+
+# --- A real run ---------------------------------------------------------------
+
+
+def test_the_page_s_model_is_trained_read_back_and_exported(tmp_path: Path) -> None:
+    """HogWild with the Keras perceptron on 2 ps, then the page's export."""
+    copy = copy_of("HogWild", tmp_path)
+    (copy / "problem.py").write_text(DIGITS + PERCEPTRON)
+    logdir = copy / "logdir" / "mine"
+    with run_sh(copy, "--steps", "600", LOGDIR=str(logdir), NUM_PS="2") as run:
+        assert run.wait() == 0, run.output
+    done = result(logdir)
+    assert done["test_accuracy"] > 0.85, done
+    (copy / "export.py").write_text(EXPORT + USE)
+    said = subprocess.run(
+        [sys.executable, "export.py"],
+        cwd=copy,
+        env=launch.environment(CUDA_VISIBLE_DEVICES="-1"),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert said.returncode == 0, said.stderr
+    assert float(said.stdout.split()[-1]) == pytest.approx(done["test_accuracy"])
+
+
+USE = """
+import sklearn.datasets
+
+digits = sklearn.datasets.load_digits()
+table = np.column_stack([digits.data, digits.target]).astype(np.uint8)
+rows = np.random.default_rng(0).permutation(table)[:360]
+x, y = rows[:, :-1].astype(np.float32) / np.float32(16), rows[:, -1]
+exported = tf.saved_model.load("logdir/mine/exported")  # kept while it serves
+served = exported.serve(x)
+print(float((served.numpy().argmax(1) == y).mean()))
+"""
+
+
+def test_the_code_is_as_short_as_the_page_says() -> None:
+    """What the page calls a dozen lines, and three."""
+    lines = [x for x in PERCEPTRON.splitlines() if x.strip()]
+    assert len(lines) <= 12
+    assert len([x for x in ADAM.splitlines() if x.startswith("+")]) == 3
+    assert len([x for x in SCHEDULE.splitlines() if x.startswith("+")]) <= 3
