@@ -24,6 +24,7 @@ raylets() { # starts RAYLETS nodes, each with an address of its own; sets RAY_AD
   export RAY_ADDRESS
   for ((node = 1; node <= RAYLETS; node++)); do
     local where=(--address "$RAY_ADDRESS")
+    [ "$node" -eq 1 ] || where+=(--include-log-monitor false) # they share a folder for logs
     [ "$node" -gt 1 ] || where=(--head --port "$port" --include-dashboard false --temp-dir "$SCRATCH")
     launch "$HERE/.venv/bin/ray" start "${where[@]}" --node-ip-address "127.0.0.$node" \
       --min-worker-port 0 --max-worker-port 0 --num-cpus "$cpus" \

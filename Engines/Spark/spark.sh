@@ -32,7 +32,7 @@ cluster() { # WORKERS CORES: a master and so many workers of so many slots; sets
     launch "$SPARK_HOME/bin/spark-class" org.apache.spark.deploy.worker.Worker "$MASTER" \
       --host localhost --webui-port 0 --cores "$2" --memory "$((2 * $2))g" 2>>"$SPARK_LOG"
   done
-  launch bash -c "$(declare -f show) && show" # what the executors print, in their files
+  launch bash -c "$(declare -f show) && show" 2>/dev/null # what the executors print, in their files
 }
 
 show() {

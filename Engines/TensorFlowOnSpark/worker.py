@@ -63,6 +63,7 @@ def train(args, context):
             ("memory", from_memory(data, args, me)),
             ("spark, 1 a row", from_spark(feed, args)),
             (f"spark, {args.batch_size} a row", from_spark(feed, args)),
+            ("memory, again", from_memory(data, args, me)),
         ):
             times = []
             for x, y in batches:
