@@ -406,8 +406,15 @@ class Embedding:
 START = np.random.default_rng(5).normal(0, 0.5, (9, 3)).astype(np.float32)
 
 
-@pytest.mark.parametrize("strategy", tables.STRATEGIES)
-@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize(
+    ("num_ps", "strategy"),
+    [
+        pytest.param(1, "mod", marks=launch.if_thorough),
+        pytest.param(1, "div", marks=launch.if_thorough),
+        (2, "mod"),
+        (2, "div"),
+    ],
+)
 def test_touched_rows_are_as_a_dense_table(num_ps, strategy) -> None:
     """Two workers in turn, rows named twice in a mini-batch among them."""
     name = f"around{next(harness._runs)}"
@@ -647,7 +654,10 @@ def test_a_run_one_of_whose_tasks_dies_and_comes_back(folder, tmp_path) -> None:
     assert launch.tree(copy) == before
 
 
-@pytest.mark.parametrize("folder", KILLED)
+@pytest.mark.parametrize(
+    "folder",
+    [IN_GRAPH, *(pytest.param(f, marks=launch.if_thorough) for f in (SPLIT, TABLE))],
+)
 def test_the_first_death_ends_the_run(folder, tmp_path) -> None:
     (job, index), *_ = KILLED[folder]
     copy = copy_of(folder, tmp_path)

@@ -874,6 +874,7 @@ def test_the_run_of_the_readme(tmp_path) -> None:
     assert launch.tree(copy) == before
 
 
+@launch.if_thorough
 def test_killed_in_mid_epoch(digits, tmp_path) -> None:
     """Sync, 2 ps, sharded: the evaluator, a worker in mid-epoch and a ps are killed.
 
