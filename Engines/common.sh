@@ -209,6 +209,10 @@ engine() { # [EXAMPLE] [OPTION ...]
   number TIMEOUT "${TIMEOUT:=3600}" 1
   [ -z "${BASE_PORT:-}" ] || number BASE_PORT "$BASE_PORT" 1
   TASKS=$((NUM_PS + NUM_WORKERS))
+  if [ -n "${CHECK:-}" ]; then # flags and data alone, whatever engines are here
+    BASE_PORT=${BASE_PORT:-2222} check
+    exit
+  fi
   needs
   command -v "$PYTHON" >/dev/null || stop 2 "PYTHON=$PYTHON: no such command"
   export PYTHONDONTWRITEBYTECODE=1 CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"

@@ -967,7 +967,7 @@ def test_endings(number, status, digits, tmp_path) -> None:
 # --- docs/your-own-problem.md -------------------------------------------------
 
 PAGE = (REPO / "docs" / "your-own-problem.md").read_text()
-BLOCKS = re.findall(r"^```(?:python|bash)\n(.*?)^```$", PAGE, re.M | re.S)
+BLOCKS = re.findall(r"^```(?:python|text)\n(.*?)^```$", PAGE, re.M | re.S)
 
 
 def test_level_1_is_the_problem_that_is_run_in_every_scheme() -> None:

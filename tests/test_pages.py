@@ -68,7 +68,7 @@ case ${1##*/} in
   @scripts@) @scheme@ ;;
   towers.py | mirrored.py) exec @python@ "$@" @device@ ;;
   copies.py | registry.py | setup.py | ports.py | -*) exec @python@ "$@" ;;
-  curve.py) @curve@ ;;
+  curve.py | timeline.py) @curve@ ;;
 esac
 case " $* " in *" --write-readme "*) exec @python@ "$@" ;; esac
 [ -f "$1" ] || { echo "no script $1" >&2; exit 2; }
@@ -82,7 +82,8 @@ WAYS = {
         '    *" started "*) exit 0 ;;\n'
         '  esac; exec @python@ "$@" --check',
         pytest='for a; do [[ $a != tests/* ]] || [ -f "$a" ] || exit 4; done; exit',
-        curve='exec @python@ -c \'compile(open("curve.py").read(), "", "exec")\'',
+        curve="exec @python@ -c 'import sys; compile(open(sys.argv[1]).read(), "
+        '"", "exec")\' "$1"',
         device="--help",
         other="--help",
     ),
@@ -156,7 +157,7 @@ def set_up(copy: Path, way: str) -> dict[str, str]:
         env.pop(name, None)
     subprocess.run(["bash", "-ec", stamp], cwd=copy, env=env, check=True)
     if way == "check":  # no task serves: no network has to be made for it
-        env["OPEN_PORTS"] = "1"
+        env["OPEN_PORTS"] = env["CHECK"] = "1"
     return env
 
 
@@ -263,7 +264,20 @@ def execute(copy: Path, page: Path, text: str, way: str, grows: bool = False) ->
     assert grows or all(MAY_CHANGE.match(name) for name in changed), changed
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
+def some(page: Path) -> bool:
+    """Says whether a page is tried in every test run, the others with THOROUGH=1.
+
+    Those at the top and of docs/, and one folder of each family and of the engines.
+    """
+    families = [family.reference for family in registry.FAMILIES.values()]
+    return str(page.parent) in (".", "docs", "Engines", "Engines/MPI", *families)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=[] if some(p) else launch.if_thorough) for p in PAGES],
+    ids=str,
+)
 def test_every_command_can_be_typed(page: Path, copy: Path) -> None:
     """Way `check`: files are there, flags and hosts are accepted, everything ends.
 

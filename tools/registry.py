@@ -362,7 +362,7 @@ ENGINES = [
         "a placement group of Ray, a bundle for each task.",
         "`ray job submit`, a Ray task in each bundle",
         "Ray, that task, at the same address",
-        "`python job.py HogWild/hogwild.py`",
+        "`ray job submit ... job.py HogWild/hogwild.py`",
         "Ray 2.60.0, 2026-11-22",
     ),
 ]
