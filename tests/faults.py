@@ -48,10 +48,10 @@ def cells(folders: list[str]) -> list[Cell]:
 def quick() -> list[Cell]:
     """Returns cells that no other test has: who stands still, a ps lost at the end."""
     return [
-        Cell("Synchronous-SGD", "ps", 0, "kill", "end", True),
         Cell("HogWild", "worker", 1, "stop", "middle", True),
         Cell("HogWild", "ps", 1, "stop", "middle", False),
         Cell("Synchronous-SGD", "worker", 0, "stop", "middle", True),
+        Cell("Synchronous-SGD", "ps", 0, "kill", "end", True),
     ]
 
 

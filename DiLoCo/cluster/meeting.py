@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from cluster import alike, fingerprint, lobby, model, parting, watch
+from cluster import alike, checkpoint, fingerprint, lobby, model, parting, watch
 from cluster import tensorflow_v1 as tf
 from cluster.account import account
 from cluster.exits import AGAIN, Failure, leave_now
@@ -35,7 +35,7 @@ class Meeting:
         self.own = tf.local_variables_initializer()  # which may begin from the weights
         self.parting = parting.Parting(args, run, alike.Check(peers, shared))
         self.lobby = lobby.Lobby(args, target, config, said)
-        self.model = model.Model(args, kept)
+        self.model = model.Model(args, kept, checkpoint.saver)
         self.join = run.join(self.lobby.name())
         if self.chief:
             self.open = run.open(said, kept.prepare())
