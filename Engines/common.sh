@@ -160,6 +160,14 @@ follow() { # pid: waits for it, TIMEOUT seconds at most, and returns its status
 left() { # prints the processes of this run, whoever their parents are by now
   # A process that has just gone makes grep fail.
   { grep -lsz "^ENGINE_RUN=$RUN\$" /proc/[0-9]*/environ || true; } | cut -d/ -f3
+  [ -n "$ALONE" ] || return 0
+  # slurmstepd clears its environment: who is in this network is of this run too.
+  local pid
+  for pid in /proc/[0-9]*; do
+    pid=${pid#/proc/}
+    [ "$pid" = "$$" ] || [ "$pid" = "$BASHPID" ] ||
+      ! [ "/proc/$pid/ns/net" -ef /proc/self/ns/net ] || echo "$pid"
+  done
 }
 
 cleanup() {
