@@ -356,8 +356,11 @@ class Cache:
         runs.write_json(self.path, self.runs)
 
 
-def measure(planned, cache, timeout):
-    """Makes the runs that are not in the cache, one at a time; returns the progress."""
+def measure(planned, cache, timeout, ps=1):
+    """Makes the runs that are not in the cache, one at a time; returns the progress.
+
+    `ps` None is as many as the example's own run.sh starts.
+    """
     progress = runs.Progress([0 if cache.get(run) else run.cost for run in planned])
     for run in planned:
 
@@ -368,7 +371,7 @@ def measure(planned, cache, timeout):
         def make(run=run):
             logs = {"logs": rounds_of} if run.part == "bound" else {}
             return runs.run_example(
-                run.folder, run.flags, 1, run.workers, timeout, run.change, **logs
+                run.folder, run.flags, ps, run.workers, timeout, run.change, **logs
             )
 
         result = cache.get(run)

@@ -238,29 +238,6 @@ def plan(parts, scale=1.0, every=1):
     return [run for part in parts for run in PLANS[part](scale)[every - 1 :: every]]
 
 
-def measure(planned, cache, timeout):
-    """Makes the runs that are not in the cache, one at a time; returns the progress."""
-    progress = runs.Progress([0 if cache.get(run) else run.cost for run in planned])
-    for run in planned:
-
-        def text(result, run=run):
-            return f"{run.part}: {run.label}, {run.x}: {claims.accuracy(result):.3f}"
-
-        def make(run=run):
-            return runs.run_example(
-                run.folder, run.flags, None, run.workers, timeout, run.change
-            )
-
-        result = cache.get(run)
-        if result is not None:
-            progress.add(text(result))
-            continue
-        result = progress.make(text, make)
-        if result is not None:
-            cache.put(run, result)
-    return progress
-
-
 def local_text(found):
     """Returns the markdown of part local."""
     rows = []
@@ -375,7 +352,9 @@ def main():
         rounds, progress = runs.in_rounds(rate_jobs(args), args, "peers", code)
         cache = claims.Cache(args.out / "peers-runs.json", args.again)
         chosen = [part for part in CLAIMS if part in args.only]
-        second = measure(plan(chosen, args.scale, every), cache, args.timeout)
+        second = claims.measure(
+            plan(chosen, args.scale, every), cache, args.timeout, ps=None
+        )
         # Parts measured at another time are shown too.
         found = {p: claims.grid(plan([p], args.scale, every), cache) for p in CLAIMS}
         print(write_results(args.out, rounds, found, args.quick))

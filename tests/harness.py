@@ -255,6 +255,26 @@ class Worker:
         return [list(graph.node) for graph in metadata.partition_graphs]
 
 
+def at_once(workers: Sequence, work: Callable) -> list:
+    """Returns what `work(worker)` returns of each worker, all at the same time."""
+    results, failed = [None] * len(workers), []
+
+    def one(k):
+        try:
+            results[k] = work(workers[k])
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=one, args=[k]) for k in range(len(results))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return results
+
+
 class Run:
     """Workers of one scheme that meet at one center variable.
 
@@ -356,22 +376,7 @@ class Run:
 
     def at_once(self, work: Callable) -> list:
         """Returns what `work(worker)` returns of each worker, all at the same time."""
-        results, failed = [None] * len(self.workers), []
-
-        def one(k):
-            try:
-                results[k] = work(self.workers[k])
-            except Exception as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=one, args=[k]) for k in range(len(results))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failed:
-            raise failed[0]
-        return results
+        return at_once(self.workers, work)
 
     def account(self) -> dict:
         """Returns the books as they go into result.json."""

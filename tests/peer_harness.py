@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import threading
 import types
 from collections.abc import Callable, Sequence
 
@@ -164,22 +163,7 @@ class Peers:
 
     def at_once(self, work: Callable) -> list:
         """Returns what `work(peer)` returns of each worker, all at the same time."""
-        results, failed = [None] * len(self.workers), []
-
-        def one(k):
-            try:
-                results[k] = work(self.workers[k])
-            except Exception as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=one, args=[k]) for k in range(len(results))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failed:
-            raise failed[0]
-        return results
+        return harness.at_once(self.workers, work)
 
     def trace(self, updates: int) -> np.ndarray:
         """Returns the center after each call, of as many rounds as the run has.
