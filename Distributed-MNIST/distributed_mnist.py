@@ -18,6 +18,7 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import argparse
+import functools
 
 import ending
 import evaluate
@@ -159,9 +160,8 @@ def main():
     # Session: it waits for the tasks that pass its filters, not for other workers.
     config = tf.ConfigProto(device_filters=["/job:ps", device])
     elements = sum(piece.shape.num_elements() for piece in center)
-    run = protocol.Protocol(args, server.target, config, kept, elements)
-    about = run.model.close, run.model.alive
-    run.model.saver = checkpoint.saver(*about, sharded=bool(args.sharded))
+    saver = functools.partial(checkpoint.saver, sharded=bool(args.sharded))
+    run = protocol.Protocol(args, server.target, config, kept, elements, saver)
     if run.chief:
         report.print_placement()
         place.print_bytes(center)

@@ -5,20 +5,17 @@ start   the chief initialises or restores, and opens an incarnation on ps 0; the
 lost    a ps that died has lost its part of the model: the chief restores the last
         checkpoint on every ps and opens the next incarnation, which all join
 end     every worker hands its report in, on ps 0; the chief takes them all, but
-        does not wait for a worker of which ps 0 has not heard for a while; it is
-        the last to leave, and sends every ps home
+        does not wait for a worker of which ps 0 has not heard for a while; it saves,
+        is the last to leave, and sends every ps home
 """
 
 import time
 
-import numpy as np
-
-from cluster import addresses, checkpoint, fingerprint, lobby, model, serve, watch
+from cluster import addresses, checkpoint, fingerprint, model, parting, serve, watch
 from cluster import tensorflow_v1 as tf
 from cluster.account import account
 from cluster.exits import Failure
-from cluster.incarnation import silence
-from cluster.lobby import GONE
+from cluster.lobby import Lobby
 
 
 class Protocol:
@@ -33,8 +30,7 @@ class Protocol:
         self.args, self.target, self.config, self.books = args, target, config, kept
         self.chief = args.task_index == 0
         said = fingerprint.of(args, elements)
-        self.lobby = lobby.Lobby(args, target, config, said)
-        self.losses = {}  # chief: the mean training loss of each worker, at the end
+        self.lobby = Lobby(args, target, config, said)
         self.done = False
         self.graph = tf.get_default_graph()
         with tf.name_scope("protocol"):
@@ -43,15 +39,13 @@ class Protocol:
     def _build(self, said, saver):
         kept = self.books
         run = kept.incarnation
+        self.parting = parting.Parting(self.args, run)  # before what initialises it
         self.model = model.Model(self.args, kept, saver)
         self.join, self.returned = run.join(self.lobby.name()), run.returned()
         self.open, self.wake = run.open(said, kept.prepare()), run.on_open
         # A look at the run touches every ps, or it would not notice the loss of one.
         self.look = [kept.step, run.reason, *[beats.value() for beats in run.beats]]
         with tf.device(kept.device):
-            self.loss = tf.placeholder(tf.float64, [])
-            self.report = run.reports[kept.me].assign(self.loss).op
-            self.reports = run.reports.value(), silence(run.beats[0])
             self.text = tf.placeholder(tf.string, [])
             self.fail = run.reason.assign(self.text, read_value=False)
         tasks = addresses.serving(self.args)
@@ -132,14 +126,15 @@ class Protocol:
             return False
         if reason:
             raise Failure(reason.decode())
-        if report.look(step) < self.args.steps:
-            if report.stranger:  # the chief has restored the model meanwhile
-                self.lobby.wait_for_chief(self.args.patience)
-                session.run(self.join)
-                report.stranger = False
+        report.look(step)
+        if report.stranger:  # the chief has restored the model meanwhile
+            self.lobby.wait_for_chief(self.args.patience)
+            session.run(self.join)
+            report.stranger = False
+        if step < self.args.steps:
             return False
         try:
-            self.done = self._end(session, report)
+            self.done = watch.bare(session, lambda bare: self._end(bare, report))
         except watch.lost() as error:
             report.lost = error
         return self.done
@@ -155,32 +150,26 @@ class Protocol:
     # --- End ------------------------------------------------------------------
 
     def _end(self, session, report):
-        """Hands the report in; chief: waits for all, and says whether it is the end.
+        """Hands the report in; chief: waits for all, and saves. Says if it is the end.
 
         It is not if a ps was lost meanwhile, and updates with it.
         """
-        session.run(self.report, {self.loss: report.mean_loss()})
+        self.parting.hand_in(session, report.mean_loss())
         if not self.chief:
-            return True
-        began, gone = time.monotonic(), set()
-        while True:
-            losses, silence_of = session.run(self.reports)
-            waited = time.monotonic() - began
-            missing = set(np.flatnonzero(np.isnan(losses)).tolist()) - gone
-            for worker in sorted(missing):
-                if min(silence_of[worker], waited) > GONE:
-                    print(f"worker {worker} is gone: the run ends without it")
-                    gone.add(worker)
-            if not missing - gone:
-                break
-            time.sleep(0.05)
-        self.losses = {k: None if k in gone else loss for k, loss in enumerate(losses)}
-        return session.run(self.books.step) >= self.args.steps
+            report.stranger = not self.parting.leave(session)
+            return not report.stranger
+        self.parting.collect(session)
+        step = session.run(self.books.step)
+        if step < self.args.steps:
+            return False
+        self.model.save(session, step)
+        self.parting.see_off(session)
+        return True
 
     def account(self, session):
         """Chief: returns the books since step 0 as a dict, with what all have said."""
         whole = account(*session.run(self.books.all))
-        return {**whole, "loss_per_worker": self.losses}
+        return {**whole, "loss_per_worker": self.parting.losses}
 
     def __exit__(self, kind, error, _):
         """Tells the others why the run failed; chief: sends every ps home."""
