@@ -18,10 +18,13 @@ from collections.abc import Sequence
 
 import psutil
 import pytest
-import registry
+
+REPO = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO / "tools"))  # for the tools here that are no tests
+
+import registry  # noqa: E402
 
 THOROUGH = bool(os.environ.get("THOROUGH"))
-REPO = pathlib.Path(__file__).resolve().parents[1]
 REFERENCE = REPO / "Distributed-Setup"
 # Every line of a run that goes well or is taken up again.
 LINE = re.compile(

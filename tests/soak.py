@@ -22,7 +22,7 @@ import time
 
 import launch
 import psutil
-import registry
+from launch import registry
 
 TIMEOUT = 120  # seconds of a run
 FAULTS = ("none", "none", "kill", "kill", "stop")

@@ -371,6 +371,27 @@ def test_a_chief_that_diverges_tells_the_others_why(tmp_path):
     one_sentence(worker, "training diverged")
 
 
+def test_a_ps_that_is_lost_after_the_last_update(tmp_path):
+    """Nobody has left before the chief has saved: all that was lost is made again.
+
+    The chief sleeps in its first round while worker 1 makes all updates.
+    """
+    copy = copy_of("Synchronous-SGD", tmp_path)
+    flags = ["--steps", "200", "--replicas_to_aggregate", "1", "--slow_workers", "8,0"]
+    with ByHand(copy, *flags, "--logdir", str(tmp_path / "logdir")) as run:
+        ps, chief, worker = run.start_all()
+        worker.wait_for("step 200/200")
+        ps.process.kill()
+        ps.wait()
+        ps = run.start("ps", 0)
+        for task in (chief, worker, ps):
+            assert task.wait(90) == 0, task.output
+    assert worker.output.count("step 200/200") == 2, worker.output
+    done = result(tmp_path / "logdir")
+    assert launch.wrong_books(done) == []
+    assert done["loss_per_worker"]["1"] is not None
+
+
 # --- A selection of the matrix, and of the soak -------------------------------
 
 MATRIX = faults.quick()[: launch.thorough(1, 4)]
