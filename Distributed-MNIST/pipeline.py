@@ -56,6 +56,15 @@ def _read(index, files, readers=1, seed=None):
     )
 
 
+def _unconverted(function):
+    """Returns what a dataset may call as it is.
+
+    AutoGraph would write it to a file in the system's temporary directory, and a
+    process that is killed leaves that there.
+    """
+    return tf.autograph.experimental.do_not_convert(function)
+
+
 def epoch(index, worker, workers, number, args):
     """Returns a worker's records of epoch `number` (int64), each exactly once."""
     files = index.splits["train"]
@@ -114,10 +123,13 @@ def batches(index, args, worker, workers, position):
             images = augment(images, tf.stack([number + args.seed, worker]))
         return tf.cast(images, tf.float32), labels, rows
 
-    stream = tf.data.Dataset.range(first, tf.int64.max).flat_map(records_of)
+    every = tf.data.Dataset.range(first, tf.int64.max)
+    stream = every.flat_map(_unconverted(records_of))
     stream = stream.batch(args.batch_size, drop_remainder=True)
     stream = stream.enumerate(position // args.batch_size)
-    stream = stream.map(finish, num_parallel_calls=args.readers, deterministic=True)
+    stream = stream.map(
+        _unconverted(finish), num_parallel_calls=args.readers, deterministic=True
+    )
     return tf.data.make_initializable_iterator(_plain(stream.prefetch(4)))
 
 
@@ -135,7 +147,7 @@ def held_out(index, split, batch_size=AT_ONCE):
     """Returns an iterator over a split in order; its last batch may be short."""
     records = _read(index, index.splits[split]).batch(batch_size)
     return tf.data.make_initializable_iterator(
-        _plain(records.map(lambda batch: parse(index, batch)).prefetch(1))
+        _plain(records.map(_unconverted(lambda batch: parse(index, batch))).prefetch(1))
     )
 
 

@@ -106,7 +106,9 @@ def main():
     me, workers = args.task_index, len(args.worker_hosts)
     ratings = problem.Ratings(args, lambda rows: memory.fit(args, rows))
     start.begin(args, ratings, name=f"{args.job_name}-{me}")
-    data = flags.data(ratings, args, workers) if args.job_name == "worker" else None
+    data = None
+    if args.job_name == "worker":
+        data = flags.data(ratings, args, workers, name="--ratings")
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})

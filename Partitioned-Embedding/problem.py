@@ -224,7 +224,11 @@ def batches(data, batch_size, seed, worker=0, workers=1):
         return tf.data.Dataset.from_tensor_slices(order)
 
     dataset = tf.data.Dataset.range(2**62).flat_map(epoch)
-    dataset = dataset.map(lambda rows: (tf.gather(ids, rows), tf.gather(values, rows)))
+    # As it is: AutoGraph would write a file, which who is killed leaves behind.
+    unconverted = tf.autograph.experimental.do_not_convert
+    dataset = dataset.map(
+        unconverted(lambda rows: (tf.gather(ids, rows), tf.gather(values, rows)))
+    )
     options = tf.data.Options()  # see the other folders' problem.py
     options.autotune.enabled = False
     iterator = tf.data.make_initializable_iterator(

@@ -377,10 +377,11 @@ def test_a_ps_that_is_lost_after_the_last_update(tmp_path):
     The chief sleeps in its first round while worker 1 makes all updates.
     """
     copy = copy_of("Synchronous-SGD", tmp_path)
-    flags = ["--steps", "200", "--replicas_to_aggregate", "1", "--slow_workers", "8,0"]
+    flags = ["--steps", "200", "--replicas_to_aggregate", "1", "--slow_workers", "10,0"]
     with ByHand(copy, *flags, "--logdir", str(tmp_path / "logdir")) as run:
         ps, chief, worker = run.start_all()
         worker.wait_for("step 200/200")
+        time.sleep(3)  # it has handed its report in
         ps.process.kill()
         ps.wait()
         ps = run.start("ps", 0)
