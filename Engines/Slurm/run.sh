@@ -21,6 +21,9 @@ needs() {
       "install Slurm (Debian and Ubuntu: sudo apt install slurmctld slurmd slurm-client munge)"
   done
   have ip "install iproute2"
+  # Mapped to root in a user namespace, slurmd cannot drop its supplementary groups.
+  [ -n "${ALONE:-}" ] || [ "$(id -u)" -eq 0 ] ||
+    stop 3 "Slurm's rehearsal needs root, which its daemons begin as: sudo bash Engines/Slurm/run.sh"
   PATH=$PATH:/usr/sbin
 }
 
