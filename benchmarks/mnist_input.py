@@ -1,7 +1,8 @@
 """What Distributed-MNIST's input can deliver, and whether training waits for it.
 
     python benchmarks/mnist_input.py                     1 GB of records in 16 files
-    python benchmarks/mnist_input.py --gigabytes 0.05    to try it
+    python benchmarks/mnist_input.py --gigabytes 0.05 --out /tmp/try    to try it
+    python benchmarks/mnist_input.py --write-readme      paste the table into README.md
 
 Images per second of the input alone (parsed, shuffled, in batches): with files read in
 parallel, with one reader, with augmentation, and the same bytes from memory by NumPy.
@@ -11,6 +12,7 @@ the wait for the next batch, does. The records are made once and kept in --folde
 """
 
 import argparse
+import datetime
 import importlib
 import os
 import sys
@@ -18,6 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import runs
 
 FOLDER = Path(__file__).resolve().parents[1] / "Distributed-MNIST"
 sys.path.insert(0, str(FOLDER))
@@ -122,36 +125,47 @@ def waits(index, steps: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Prints a table in Markdown."""
+    """Writes a table in Markdown, and prints it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--gigabytes", type=float, default=1.0, help="of records")
     add("--folder", help="of the records (default: in the temporary directory)")
     add("--seconds", type=float, default=10.0, help="of each measurement")
     add("--steps", type=int, default=200, help="that are traced")
+    add("--out", type=Path, default=runs.RESULTS, help="where the table goes")
+    add("--write-readme", action="store_true", help="only paste the table")
     args = parser.parse_args()
+    if args.write_readme:
+        return runs.write_readme(args.out)
     importlib.import_module("records").quiet()
     temporary = os.environ.get("TMPDIR", "/tmp")
     folder = args.folder or f"{temporary}/records-{args.gigabytes}GB"
     index = generated(args.gigabytes, folder)
     files = index.splits["train"]
-    rows = sum(entry["examples"] for entry in files)
+    count = sum(entry["examples"] for entry in files)
     size = sum(entry["bytes"] for entry in files) / 1e9
-    print(f"{rows} images of {SIDE}x{SIDE}, {size:.2f} GB in {len(files)} files\n")
-    print("| input | images/s |\n|---|---|")
-    for name, changes in (
-        ("4 readers, the default", {}),
-        ("1 reader", {"readers": 1}),
-        ("4 readers, augmented", {"augment": 1}),
-    ):
-        print(f"| {name} | {rate_of_input(index, args.seconds, **changes):.0f} |")
-    print(f"| NumPy, from memory | {rate_of_memory(args.seconds, rows):.0f} |\n")
+    rows = [
+        [name, f"{rate_of_input(index, args.seconds, **changes):.0f}"]
+        for name, changes in (
+            ("4 readers, the default", {}),
+            ("1 reader", {"readers": 1}),
+            ("4 readers, augmented", {"augment": 1}),
+        )
+    ]
+    memory = rate_of_memory(args.seconds, count)
+    rows.append(["NumPy, from memory, not parsed", f"{memory:.0f}"])
     step, wait = waits(index, args.steps)
-    print(
-        f"A training step takes {step:.2f} ms, of which it waits {wait:.3f} ms "
-        f"({100 * wait / step:.1f} %) for its batch of 32 (medians of {args.steps})."
+    text = (
+        f"{count} images of {SIDE}x{SIDE}, {size:.2f} GB in {len(files)} files.\n\n"
+        + runs.table(["input", "images/s"], rows)
+        + f"\nA training step takes {step:.2f} ms, of which it waits {wait:.3f} ms "
+        f"({100 * wait / step:.1f} %) for its batch of 32 (medians of {args.steps}, "
+        f"augmented). {datetime.date.today()}, 2 cores.\n"
     )
+    args.out.mkdir(parents=True, exist_ok=True)
+    runs.write(args.out / "mnist_input.md", text)
+    print(text)
 
 
 if __name__ == "__main__":
-    main()
+    runs.ends_cleanly(main)

@@ -587,6 +587,33 @@ def test_keras_layers_with_state_are_refused(monkeypatch, capsys) -> None:
         models.keras([8, 8, 1], 10, 16, 0)
 
 
+def test_keras_layers_without_state_of_their_own_are_taken(monkeypatch) -> None:
+    """GroupNormalization keeps no averages: its weights move as all others do."""
+
+    def normalized(shape, classes, hidden):
+        layers = tf.keras.layers
+        return tf.keras.Sequential(
+            [
+                layers.Input(shape),
+                layers.Conv2D(4, 3),
+                layers.GroupNormalization(2),
+                layers.Flatten(),
+                layers.Dense(classes),
+            ]
+        )
+
+    monkeypatch.setattr(models, "layers_of_keras", normalized)
+    model = models.keras([8, 8, 1], 10, 16, 0)
+    with tf.Graph().as_default(), tf.Session() as session:
+        values = [model.start(i) for i in range(len(model.names))]
+        images = np.random.default_rng(0).uniform(0, 255, [3, 8, 8, 1])
+        logits = model.logits(values, tf.constant(images, tf.float32))
+        gradients = tf.gradients(tf.reduce_sum(logits[:, 0]), values)
+        made, *moved = session.run([logits, *gradients])
+    assert made.shape == (3, 10) and np.ptp(made) > 0
+    assert len(moved) == 6 and all(np.any(g) for g in moved[2:])
+
+
 def test_pictures() -> None:
     counts = np.array([[30, 0, 0], [1, 1234, 2], [0, 0, 0]])
     drawn = pictures.confusion(counts)
