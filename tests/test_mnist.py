@@ -53,7 +53,7 @@ pytestmark = pytest.mark.timeout(400)
 LINE = re.compile(  # what a run of this program prints besides what all print
     r"(\[evaluator 0\] evaluator(: test accuracy [\d.]+ at global step \d+"
     r"|: .*/confusion\.png| follows .*)"
-    r"|\[worker \d+\] (prepared \w+ as records in .*|ps \d holds \d+ bytes .*"
+    r"|\[(worker|evaluator) \d+\] (prepared \w+ as records in .*|ps \d holds \d+ bytes .*"
     r"|goes on in epoch \d+, \d+ of its \d+ images done"
     r"|exported: .*|try it: python predict\.py .*|stops early: .*)"
     r"|.*/example-\w+\.png: \w+ \([\d.]+\))"
@@ -981,13 +981,13 @@ def test_early_stopping_and_keras(issync, digits, tmp_path) -> None:
 def test_endings(number, status, digits, tmp_path) -> None:
     """Ctrl-C, TERM and the time limit end all tasks, the evaluator too."""
     copy = copy_of(FOLDER, tmp_path)
-    env = {} if number else {"TIMEOUT": "25"}
+    env = {} if number else {"TIMEOUT": "60"}
     with run_sh(copy, "--data", digits.folder, "--steps", "1000000", **env) as run:
         run.wait_for("evaluator follows", 100)
         if number:
             run.wait_for("  loss ", 100)
             run.process.send_signal(number)
-        assert run.wait(60) == status, run.output
+        assert run.wait(100) == status, run.output
         run.nothing_left()
 
 
