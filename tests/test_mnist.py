@@ -53,7 +53,8 @@ pytestmark = pytest.mark.timeout(400)
 LINE = re.compile(  # what a run of this program prints besides what all print
     r"(\[evaluator 0\] evaluator(: test accuracy [\d.]+ at global step \d+"
     r"|: .*/confusion\.png| follows .*)"
-    r"|\[(worker|evaluator) \d+\] (prepared \w+ as records in .*|ps \d holds \d+ bytes .*"
+    r"|\[evaluator 0\] prepared \w+ as records in .*"
+    r"|\[worker \d+\] (prepared \w+ as records in .*|ps \d holds \d+ bytes .*"
     r"|goes on in epoch \d+, \d+ of its \d+ images done"
     r"|exported: .*|try it: python predict\.py .*|stops early: .*)"
     r"|.*/example-\w+\.png: \w+ \([\d.]+\))"
