@@ -6,6 +6,7 @@
     local    Local-SGD: accuracy against T, with shards alike and sorted by label
     outer    DiLoCo: test loss with and without its outer optimizer
     bytes    DiLoCo and Ring-All-Reduce: accuracy against what was sent
+    slow     Gossip-SGD, Ring-All-Reduce and HogWild: examples/s with one straggler
 
 Writes peers.md, a figure for local and outer, peers.json with the rounds of rate and
 large, and peers-runs.json, in which finished runs are kept.
@@ -31,7 +32,7 @@ import numpy as np
 import runs
 from claims import Run
 
-RATES, CLAIMS = ("rate", "large"), ("local", "outer", "bytes")
+RATES, CLAIMS = ("rate", "large"), ("local", "outer", "bytes", "slow")
 RING, MIRRORED, LOCAL = "Ring-All-Reduce", "MultiWorkerMirrored", "Local-SGD"
 LABELS = (RING, MIRRORED, "Synchronous-SGD", "one process")
 WORKERS = 2  # of the rates; the claims have 4
@@ -52,6 +53,14 @@ OUTER = {
     "Nesterov, η_o = 0.7, μ = 0.5": ((0.7, 0.5), (0.126, 0.128, 0.132)),
 }
 LONG = 5000  # local steps of each worker, of part bytes
+EACH = 500  # mini-batches of each worker on average, of part slow
+SLOW = 0.1  # seconds that the straggler's gradients take longer; the others' take 0.01
+AMONG = {  # who waits for whom: label, folder, flags, updates for a batch of each
+    RING: (RING, [], 1),
+    "HogWild": ("HogWild", [], 4),
+    "Gossip-SGD, ring": ("Gossip-SGD", ["--graph", "ring"], 4),
+    "Gossip-SGD, complete": ("Gossip-SGD", ["--graph", "complete"], 4),
+}
 
 # Worker k has the k-th part of the rows, sorted by label.
 LOAD = "    data = flags.data(problem, args, workers)\n"
@@ -230,7 +239,19 @@ def bytes_runs(scale):
     return found
 
 
-PLANS = {"local": local_runs, "outer": outer_runs, "bytes": bytes_runs}
+def slow_runs(scale):
+    """Returns the runs of part slow: as many examples each, all workers alike first."""
+    found, each = [], max(20, int(EACH * scale))
+    for label, (folder, flags, updates) in AMONG.items():
+        for last in (0.01, SLOW):
+            slow = f"0.01,0.01,0.01,{last}"
+            more = [*flags, "--steps", updates * each, "--slow_workers", slow]
+            found.append(Run("slow", label, last, folder, more, 4, 60))
+    return found
+
+
+PLANS = {"local": local_runs, "outer": outer_runs}
+PLANS.update({"bytes": bytes_runs, "slow": slow_runs})
 
 
 def plan(parts, scale=1.0, every=1):
@@ -297,6 +318,30 @@ def bytes_text(found):
     return text + verdict("as accurate with 1/500 of the bytes", holds)
 
 
+def slow_text(found):
+    """Returns the markdown of part slow."""
+    rows, kept_ = [], {}
+    for label, row in found.items():
+        equal, slow = row.get(0.01), row.get(SLOW)
+        rates = [r and r["examples_per_second"] for r in (equal, slow)]
+        kept_[label] = rates[1] / rates[0] if all(rates) else None
+        cells = ["-" if rate is None else f"{rate:.0f}" for rate in rates]
+        left = "-" if kept_[label] is None else f"{100 * kept_[label]:.0f} %"
+        apart = (slow or {}).get("consensus_distance")
+        apart = "-" if apart is None else f"{apart:.3f}"
+        rows.append([label, *cells, left, claims.percent(slow), apart])
+    header = ["", "examples/s, all alike", "one straggler", "what is left"]
+    text = "### Gossip-SGD: one straggler\n\n"
+    text += runs.table([*header, "its test accuracy", "consensus distance"], rows)
+    text += f"\nN = 4, {4 * EACH} mini-batches of all, a gradient takes 0.01 s longer,"
+    text += f" on the straggler {SLOW} s.\n"
+    ring, gossip = kept_.get(RING), kept_.get("Gossip-SGD, ring")
+    holds = None if ring is None or gossip is None else gossip > 2 * ring
+    return text + verdict(
+        "a straggler does not hold up the others (Lian et al.)", holds
+    )
+
+
 def verdict(claim, holds):
     """Returns the line that says whether a claim is seen here."""
     return f"\n- {claim}: {claims.said(holds)}\n"
@@ -325,7 +370,8 @@ def write_results(out, rounds, found, quick=False):
     for part in RATES:
         if any(key.startswith(part) for measured in rounds for key in measured):
             texts.append(rate_text(rounds, part))
-    makers = {"local": local_text, "outer": outer_text, "bytes": bytes_text}
+    makers = {"local": local_text, "outer": outer_text}
+    makers.update({"bytes": bytes_text, "slow": slow_text})
     texts += [makers[part](results) for part, results in found.items() if results]
     if found.get("local"):
         path = out / "peers-local.png"

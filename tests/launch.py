@@ -34,7 +34,7 @@ LINE = re.compile(
     r"|step +\d+/\d+  loss [\d.]+  staleness [\d.]+  \d+ steps/s(  \d+ s left)?"
     r"|still waiting for .*|worker \d+ is gone: .*"
     r"|no GPU for worker \d+: it computes on the CPU"
-    r"|lost a ps: .*|goes on with the model on the ps, at global step \d+"
+    r"|lost (a ps|the chief): .*|goes on with the model on the ps, at global step \d+"
     r"|worker \d+ of \d+ serves at \S+|memory of process \d+: at most \d+ MB"
     r"|deals the table anew: it was on \d+ ps, by \w+"
     r"|told to end: saved at global step \d+"
@@ -111,7 +111,7 @@ def defaults_of(folder: str, workers: int = 2) -> argparse.Namespace:
         hosts = ",".join(f"a:{1 + worker}" for worker in range(workers))
         cluster = ["--job_name=ps", "--task_index=0", "--ps_hosts=b:1"]
         cluster.append(f"--worker_hosts={hosts}")
-    elif folder in registry.folders("peers"):
+    elif registry.of(folder).family in ("peers", "gossip"):
         hosts = ",".join(f"a:{1 + worker}" for worker in range(workers))
         cluster = ["--task_index=0", f"--worker_hosts={hosts}"]
     return load(folder).parse_args(cluster)

@@ -174,6 +174,25 @@ def bounded_starts(durations, s, until):
     return began
 
 
+def gossip(schedule, batches, x, eta):
+    """Lian et al. 2018, Algorithm 1: k pulls, or pushes, averaging with j if not None.
+
+    Returns (staleness, all x) after each push: updates of all since k's pull.
+    """
+    x, held, out = [np.array(a, float) for a in x], {}, []
+    for verb, k, j in schedule:
+        if verb == "pull":
+            held[k] = x[k], len(out)
+            continue
+        seen, before = held.pop(k)
+        g = seen - next(batches[k])
+        if j is not None:
+            x[k] = x[j] = (x[k] + x[j]) / 2
+        x[k] = x[k] - eta * g
+        out.append((len(out) - before, list(x)))
+    return out
+
+
 # --- Synchronous --------------------------------------------------------------
 
 

@@ -418,6 +418,7 @@ def test_runs_without_a_ps_have_flags_that_their_examples_have() -> None:
 def made_up(loss: float = 0.1, accuracy: float = 0.96) -> dict:
     """Returns a result of a run, as much of it as is looked at."""
     sent = dict(bytes_pushed=4000, global_steps=10, workers=2)
+    sent["examples_per_second"] = 1000 * accuracy
     return dict(test_loss=loss, test_accuracy=accuracy, **sent)
 
 
@@ -434,10 +435,14 @@ def test_results_without_a_ps(tmp_path: Path) -> None:
         outer = {plain: {25: made_up(1 - other)}, nesterov: {25: made_up(1 - good)}}
         bytes_ = {f"{peers.RING}, every step": {1: made_up()}}
         bytes_["DiLoCo, T = 500"] = {500: made_up(accuracy=good)}
-        found = {"local": local, "outer": outer, "bytes": bytes_}
+        slow = {
+            peers.RING: {0.01: made_up(), peers.SLOW: made_up(accuracy=0.4)},
+            "Gossip-SGD, ring": {0.01: made_up(), peers.SLOW: made_up(accuracy=good)},
+        }
+        found = {"local": local, "outer": outer, "bytes": bytes_, "slow": slow}
         text = peers.write_results(tmp_path, [ring], found)
-        assert text.count(": yes\n") == 3 * (good > other)
-        assert text.count(": **no**\n") == 3 * (good < other)
+        assert text.count(": yes\n") == 4 * (good > other)
+        assert text.count(": **no**\n") == 4 * (good < other)
     assert "| Ring-All-Reduce | 150 | 1.00 |" in text
     assert "| Synchronous-SGD | 100 | 1.50 |" in text
     assert "| Ring-All-Reduce, every step | 0.00 | 0.2 | 96.0 % |" in text

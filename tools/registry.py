@@ -24,6 +24,7 @@ FAMILIES = {
     "single": Family("Non-Distributed-Setup", 0),
     "ps": Family("Distributed-Setup", 90),
     "peers": Family("Ring-All-Reduce", 90),
+    "gossip": Family("Gossip-SGD", 90),  # peers too, and no barrier
     "table": Family("Partitioned-Embedding", 90, "Partitioned-Embedding"),  # of rows
     "client": Family("In-Graph-Replication", 90),  # one client for all workers
     "program": Family("Distributed-MNIST", 90, whole=True),
@@ -237,6 +238,16 @@ EXAMPLES = [
         "sync",
         "pieces of the movement of T steps, to an outer optimizer",
         "[Douillard et al. 2023](https://arxiv.org/abs/2311.08105)",
+    ),
+    Example(
+        "Gossip-SGD",
+        "HogWild",
+        "No parameter server",
+        "gossip",
+        "no ps and no barrier, each worker averages with a random neighbour.",
+        "async",
+        "the weights, averaged in pairs",
+        "[Lian et al. 2018](https://arxiv.org/abs/1710.06952)",
     ),
     Example(
         "Multiple-GPUs-Single-Machine",

@@ -29,8 +29,8 @@ class Books:
     def __init__(self, args):
         self.steps, self.me = args.steps, args.task_index
         self.chief, self.workers = self.me == 0, len(args.worker_hosts)
-        self.device = "/job:ps/task:0"
         self.incarnation = Incarnation(args)
+        self.device = self.incarnation.device  # of ps 0; without ps, of the chief
         with tf.device(self.device):
             self.step = tf.train.get_or_create_global_step()
             # The hook that saves would read it by a condition on the worker, and wait

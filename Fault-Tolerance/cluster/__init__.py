@@ -3,8 +3,10 @@
 Module by module, a caller before what it calls:
 
     report         what a run prints, draws and writes           (scripts)
+    gathering      how workers with replicas end                 (scripts)
     protocol       how tasks start, go on and end together       (scripts)
     meeting        the same for workers without a ps             (scripts of peers)
+    company        who is there to average with                  (scripts)
     alike          the same weights on every worker              (meeting)
     parting        all report, the chief saves, all leave        (protocol, meeting)
     stages         a model cut into stages                       (scripts)
@@ -22,6 +24,7 @@ Module by module, a caller before what it calls:
     checkpoint     a saver that says what is wrong               (scripts, protocol)
     account        the books as a dict                           (scripts, protocol)
     lockstep       rounds that all peers make together           (scripts of peers)
+    gossip         replicas that are averaged in pairs           (scripts, company)
     ring           what peers add up, around a ring              (scripts, meeting)
     rounds         pull, push, update; many rounds in a call     (scripts, barrier)
     unroll         ten rounds are two and their copies           (rounds)

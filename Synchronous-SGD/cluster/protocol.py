@@ -141,7 +141,8 @@ class Protocol:
 
     def _go_on(self, report):
         """Waits until the ps are there again, and what the chief has restored."""
-        print("lost a ps: waiting for it, to go on from the last checkpoint")
+        who = "a ps" if self.args.ps_hosts else "the chief"
+        print(f"lost {who}: waiting for it, to go on from the last checkpoint")
         self.lobby.wait_for_ps(self.args.patience)
         if not self.chief:
             self.lobby.wait_for_chief(self.args.patience)
@@ -162,9 +163,13 @@ class Protocol:
         step = session.run(self.books.step)
         if step < self.args.steps:
             return False
+        self.collected(session)
         self.model.save(session, step)
         self.parting.see_off(session)
         return True
+
+    def collected(self, session):
+        """Chief: what a scheme still does when all have reported; most have nothing."""
 
     def account(self, session):
         """Chief: returns the books since step 0 as a dict, with what all have said."""

@@ -1,0 +1,186 @@
+"""Workers that average in pairs, in this process, on the functions of their script.
+
+As in `harness`, whose learning problem this is: loss := ½ |x − c|², with a stream of
+mini-batches c for each worker. A schedule is text too, with a neighbour where an active
+worker pushes: "pull A, pull B, push A B, push B".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import types
+from collections.abc import Callable, Sequence
+
+import harness
+import launch
+import numpy as np
+from harness import STREAMS, Push, account, books, rounds, tf
+
+gossip = importlib.import_module("cluster.gossip")
+
+FOLDER = "Gossip-SGD"
+LIMIT = 60  # seconds until a call that hangs is an error
+
+instead: dict[str, types.ModuleType] = {}  # what stands for the script or for gossip
+_clusters: dict[int, tuple] = {}
+_runs = itertools.count(1)
+
+
+def servers(workers: int) -> tuple:
+    """Returns the workers' addresses and targets; started on first use."""
+    if workers not in _clusters:
+        base = launch.free_ports(workers)
+        hosts = [f"localhost:{base + i}" for i in range(workers)]
+        spec = tf.train.ClusterSpec({"worker": hosts})
+        config = tf.ConfigProto(inter_op_parallelism_threads=16)
+        started = [
+            tf.train.Server(spec, job_name="worker", task_index=k, config=config)
+            for k in range(workers)
+        ]
+        _clusters[workers] = hosts, [server.target for server in started], started
+    return _clusters[workers][:2]
+
+
+def parse(schedule: str) -> list[tuple[str, int, int | None]]:
+    """Returns (verb, worker, neighbour or None) for each word of a schedule."""
+    words = [word.split() for word in schedule.split(",")]
+    found = [(verb, *("ABCDE".index(w) for w in who)) for verb, *who in words]
+    return [(*word, None)[:3] for word in found]
+
+
+class Gossiper:
+    """One worker's graph and session. The arguments of a run are those of `Gossip`."""
+
+    passes: Sequence = ()
+
+    def __init__(self, run: Gossip, index: int) -> None:
+        self.run, self.index = run, index
+        workers = len(run.streams)
+        hosts, targets = servers(workers)
+        device = tf.device(f"/job:worker/task:{index}")
+        self.graph = tf.Graph()
+        with self.graph.as_default(), self.graph.container(run.name), device:
+            task = [f"--task_index={index}", f"--worker_hosts={','.join(hosts)}"]
+            self.args = args = run.module.parse_args([*task, *run.flags])
+            start, batch, loss, initializer, feed = harness.Run.quadratic(
+                run, self, index
+            )
+            with tf.device("/job:worker/task:0"):
+                center = tf.get_variable("center", initializer=start)
+            self.kept = kept = books.Books(args)
+            self.replica = replica = run.module.state(args, center, kept)
+            batch = rounds.in_turn(batch)
+            # What a test may say: what was read when, and the neighbour.
+            sources = [(replica, "read"), (kept, "read_step"), (replica, "choose")]
+            with contextlib.ExitStack() as stack:
+                held = sources if run.rounds == 1 else []
+                found = [stack.enter_context(harness.noted(*one)) for one in held]
+                self.calls = rounds.Calls(
+                    lambda last: run.module.graph(
+                        args, center, kept, replica, batch, loss, last
+                    ),
+                    sorted({1, run.rounds}),
+                )
+            notes = [tensors[0] if tensors else [] for tensors in found]
+            self.pulls, self.choice = sum(notes[:2], []), sum(notes[2:], [])
+            with harness.noted(replica, "choose") as found:
+                self.exchange = replica.average(replica.read())
+                self.partner = found[0] if found else []
+            self.draw = replica.choose()
+            incarnation = kept.incarnation
+            self.open = incarnation.open("", kept.prepare())
+            self.join = incarnation.join(f"test {index}")
+            self.begin = [incarnation.close(), tf.global_variables_initializer()]
+            local = [tf.local_variables_initializer(), initializer]
+        config = tf.ConfigProto(operation_timeout_in_ms=1000 * LIMIT)
+        if self.pulls:
+            rewriter = config.graph_options.rewrite_options
+            rewriter.dependency_optimization = rewriter.OFF  # see harness.noted
+        self.session = tf.Session(targets[index], graph=self.graph, config=config)
+        if index == 0:
+            self.session.run(self.begin)
+            self.session.run(self.open)
+        self.session.run(local, feed)
+        self.session.run(self.join)
+        names = [gossip.name_of(k) for k in replica.near or [index]]
+        self.session.run(replica.choose_among, {replica.chosen: names})
+        self.held: dict = {}
+
+    def pull(self) -> None:
+        """Takes what the next push will see."""
+        assert self.pulls, "only a run of one round a call can hold a pull"
+        self.held = dict(zip(self.pulls, self.session.run(self.pulls), strict=True))
+
+    def push(self, neighbour: int | None = None) -> Push:
+        """Makes one round, at the pull if there was one, with this neighbour.
+
+        Without one an active worker averages with itself, which changes nothing.
+        """
+        held, self.held = self.held, {}
+        name = gossip.name_of(self.index if neighbour is None else neighbour)
+        held.update(dict.fromkeys(self.choice, name))
+        losses, entries, _ = self.session.run(self.calls.fetches[1], held)
+        return Push(*entries[0].tolist(), float(losses[0]), self.run.now())
+
+    def average(self, neighbour: int) -> None:
+        """Makes an exchange, and nothing else."""
+        names = dict.fromkeys(self.partner, gossip.name_of(neighbour))
+        self.session.run(self.exchange, names)
+
+    def call(self, count: int) -> list[Push]:
+        """Makes the rounds of one call; no push knows the replicas."""
+        losses, entries, _ = self.session.run(self.calls.fetches[count])
+        made = zip(entries.tolist(), losses.tolist(), strict=True)
+        return [Push(*entry, loss, None) for entry, loss in made]
+
+
+class Gossip:
+    """The workers of a run; the arguments are those of `harness.Run`."""
+
+    watch = False
+
+    def __init__(
+        self,
+        *flags: str,
+        start: Sequence[float] = (0.0,),
+        streams: Sequence = STREAMS,
+        rounds: int = 1,
+        loss: Callable | None = None,
+    ) -> None:
+        self.module = instead.get(FOLDER) or launch.load(FOLDER)
+        self.module.gossip = instead.get("gossip", gossip)
+        self.flags = ["--learning_rate=0.1", *flags]
+        self.start, self.streams = np.asarray(start, np.float32), streams
+        self.rounds, self.name = rounds, f"gossip{next(_runs)}"
+        self.loss = loss or (lambda index, usual: usual)
+        self.workers = [Gossiper(self, k) for k in range(len(streams))]
+        self.chief = self.workers[0]
+
+    def __enter__(self) -> Gossip:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.session.close()
+
+    at_once = harness.Run.at_once
+
+    def play(self, schedule: Sequence[tuple[str, int, int | None]]) -> list[Push]:
+        """Runs what `parse` returns; returns what became of each push."""
+        made = []
+        for verb, k, j in schedule:
+            if verb == "pull":
+                self.workers[k].pull()
+            else:
+                made.append(self.workers[k].push(j))
+        return made
+
+    def now(self) -> np.ndarray:
+        """Returns all replicas, [N, P]."""
+        return np.array([w.session.run(w.replica.x) for w in self.workers])
+
+    def account(self) -> dict:
+        """Returns the books as they go into result.json."""
+        return account.account(*self.chief.session.run(self.chief.kept.all))
