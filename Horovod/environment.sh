@@ -55,7 +55,8 @@ stage() { # log: says how far pip is
   elif grep -q '^Installing collected packages' "$1"; then
     text='unpacks the packages, a minute or two'
   else
-    text=$(sed -n 's/^ *Downloading \(.*\/\)\{0,1\}\([^ ]* (.* MB)\).*/downloads \2/p' "$1" | tail -n 1)
+    # Those of 10 MB and more.
+    text=$(sed -n 's/^ *Downloading \(.*\/\)\{0,1\}\([^ /-]*\)-\([^ -]*\)[^ ]* (\([0-9]\{2,\}[0-9.]* MB\)).*/downloads \2 \3, \4/p' "$1" | tail -n 1)
   fi
   [ -z "$text" ] || echo "$text"
 }
@@ -63,6 +64,7 @@ stage() { # log: says how far pip is
 logged() { # log command ...: runs it in a group of its own, saying how far it is
   local log=$1 said='' now status=0
   shift
+  : >"$log"
   set -m
   "$@" >"$log" 2>&1 </dev/null &
   building=$!

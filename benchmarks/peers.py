@@ -1,7 +1,8 @@
 """Training without a ps: rates beside a ps and one process, and the papers' claims.
 
-    rate     Ring-All-Reduce, MultiWorkerMirroredStrategy, Synchronous-SGD and one
-             process with the whole batch, in turn: steps/s of the digits' perceptron
+    rate     Ring-All-Reduce, MultiWorkerMirroredStrategy, Horovod, Synchronous-SGD,
+             In-Graph-Replication and one process with the whole batch, in turn: steps/s
+             of the digits' perceptron
     large    the same with a center variable of 100 MB: bytes/s too
     local    Local-SGD: accuracy against T, with shards alike and sorted by label
     outer    DiLoCo: test loss with and without its outer optimizer
@@ -14,10 +15,13 @@ large, and peers-runs.json, in which finished runs are kept.
     python benchmarks/peers.py --only rate,large
     python benchmarks/peers.py --quick               a test of the script
     python benchmarks/peers.py --write-readme        pastes, measures nothing
+
+Horovod is measured if its environment is made (`bash Horovod/run.sh`).
 """
 
 import contextlib
 import importlib
+import os
 import pathlib
 import re
 import shutil
@@ -33,7 +37,14 @@ from claims import Run
 
 RATES, CLAIMS = ("rate", "large"), ("local", "outer", "bytes")
 RING, MIRRORED, LOCAL = "Ring-All-Reduce", "MultiWorkerMirrored", "Local-SGD"
-LABELS = (RING, MIRRORED, "Synchronous-SGD", "one process")
+SYNC, IN_GRAPH, HOROVOD = "Synchronous-SGD", "In-Graph-Replication", "Horovod"
+OF_HOROVOD = {  # and what is in its environment
+    HOROVOD: {},
+    "Horovod, without fusion": {"HOROVOD_FUSION_THRESHOLD": 0},
+    "Horovod, a cycle of 0.1 ms": {"HOROVOD_CYCLE_TIME": 0.1},
+}
+LABELS = (RING, MIRRORED, *OF_HOROVOD, SYNC, IN_GRAPH, "one process")
+VENV = pathlib.Path(os.environ.get("HOROVOD_VENV", runs.REPO / HOROVOD / ".venv"))
 WORKERS = 2  # of the rates; the claims have 4
 HIDDEN = 333_333  # units, for 25,000,000 numbers: 100 MB
 ELEMENTS = 75 * HIDDEN + 10
@@ -76,8 +87,8 @@ def large_model(root):
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
         where = pathlib.Path(parent)
-        for folder in (RING, "Synchronous-SGD", "Non-Distributed-Setup"):
-            ignore = shutil.ignore_patterns("logdir", "__py*")
+        for folder in (RING, HOROVOD, SYNC, IN_GRAPH, "Non-Distributed-Setup"):
+            ignore = shutil.ignore_patterns("logdir", "__py*", ".venv*")
             shutil.copytree(root / folder, where / folder, ignore=ignore)
             problem = where / folder / "problem.py"
             text = problem.read_text()
@@ -120,17 +131,16 @@ def mirrored(folder, flags, timeout):
 def rate_jobs(args):
     """Returns the jobs of the parts rate and large, `args.scale` of their steps."""
 
-    def example(part, folder, flags, batch, ps=None, workers=None):
+    def example(part, folder, batch, ps=None, workers=None, **variables):
         def make():
             more = ["--batch_size", batch, "--steps", steps_of(part, args.scale)]
+            options = dict(ps=ps, workers=workers, timeout=args.timeout)
+            options["variables"] = variables
             if part == "rate":
-                return kept(runs.run_example(folder, more, ps, workers, args.timeout))
+                return kept(runs.run_example(folder, more, **options))
             with large_model(runs.REPO) as (root, common):
-                all_flags = [*common, *more]
-                limit = args.timeout
-                return kept(
-                    runs.run_example(folder, all_flags, ps, workers, limit, root=root)
-                )
+                flags = [*common, *more]
+                return kept(runs.run_example(folder, flags, root=root, **options))
 
         return make
 
@@ -146,14 +156,19 @@ def rate_jobs(args):
 
     jobs = []
     for part, batch in (("rate", 32), ("large", 1)):
-        makers = [
-            example(part, RING, [], batch, workers=WORKERS),
-            strategy(part, batch),
-            example(part, "Synchronous-SGD", [], batch, 1, WORKERS),
-            example(part, "Non-Distributed-Setup", [], batch * WORKERS),
-        ]
-        for label, make in zip(LABELS, makers, strict=True):
-            jobs.append(runs.Job(f"{part}: {label}", (part,), 25, make))
+        makers = {
+            RING: example(part, RING, batch, workers=WORKERS),
+            MIRRORED: strategy(part, batch),
+            SYNC: example(part, SYNC, batch, 1, WORKERS),
+            IN_GRAPH: example(part, IN_GRAPH, batch, 1, WORKERS),
+            "one process": example(part, "Non-Distributed-Setup", batch * WORKERS),
+        }
+        if VENV.joinpath("stamp").exists():
+            for label, knobs in OF_HOROVOD.items():
+                knobs = {"HOROVOD_VENV": VENV, **knobs}
+                makers[label] = example(part, HOROVOD, batch, None, WORKERS, **knobs)
+        for label in filter(makers.get, LABELS):
+            jobs.append(runs.Job(f"{part}: {label}", (part,), 25, makers[label]))
     return [job for job in jobs if set(job.parts) & set(args.only)]
 
 
@@ -348,7 +363,9 @@ def main():
         if args.write_readme:
             return runs.write_readme(args.out)
         args.scale, every = (0.05, 4) if args.quick else (1.0, 1)
-        code = "-".join(runs.fingerprint(folder) for folder in (RING, LABELS[2]))
+        code = "-".join(runs.fingerprint(folder) for folder in (RING, SYNC))
+        if set(RATES) & set(args.only) and not VENV.joinpath("stamp").exists():
+            print("without Horovod: `bash Horovod/run.sh` makes it", file=sys.stderr)
         rounds, progress = runs.in_rounds(rate_jobs(args), args, "peers", code)
         cache = claims.Cache(args.out / "peers-runs.json", args.again)
         chosen = [part for part in CLAIMS if part in args.only]

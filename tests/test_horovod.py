@@ -148,7 +148,11 @@ def test_the_environment_is_made_once_and_says_so(fake):
     with fake.start() as run:
         assert run.wait(60) == 0, run.output
     assert "once: about 5 min on 2 cores" in run.output
-    for text in ("downloads tensorflow-2.18.1.whl", "compiles Horovod, 40 %", "made"):
+    for text in (
+        "downloads tensorflow 2.18.1.whl, 615.3 MB",
+        "compiles Horovod, 40 %",
+        "made",
+    ):
         assert re.search(rf"^run\.sh: \d+ s  {text}", run.output, re.M), run.output
     assert run.lines[-1] == "[worker 1] learns"
     called = (fake.venv / "called").read_text()

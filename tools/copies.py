@@ -12,7 +12,7 @@ whose banner says `[algorithm]` are the scheme's own, all others are those of it
 family's reference. A `problem.py` with such a section is one of its own, and has the
 other sections of the usual one. Which folders there are, and of which family, says
 registry.py. A folder without a family that has a problem.py is a guest: that file and
-its modules are copies, its script and its run.sh are its own. There is no list of
+the modules are copies, script and run.sh are its own. There is no list of
 exclusions: an idea is marked where it stands.
 """
 
@@ -76,9 +76,9 @@ class Plan(NamedTuple):
 
 def sharing(root: Path, examples: Examples) -> Examples:
     """Returns the examples that have copies: those of a family, and the guests."""
-    return [
-        e for e in examples if e.family or (root / e.folder / "problem.py").exists()
-    ]
+    marks = ("problem.py", "cluster")
+    guests = {path.parent.name for mark in marks for path in root.glob(f"*/{mark}")}
+    return [e for e in examples if e.family or e.folder in guests]
 
 
 def read(path: Path) -> str:
