@@ -51,7 +51,7 @@ stage() { # log: says how far pip is
   local text percent
   percent=$(sed -n 's/^ *\[ *\([0-9]*\)%\] .*/\1/p' "$1" | tail -n 1)
   if [ -n "$percent" ]; then
-    text="compiles Horovod, $((percent / 10))0 %"
+    text="compiles Horovod, $((percent / 10 * 10)) %"
   elif grep -q '^Installing collected packages' "$1"; then
     text='unpacks the packages, a minute or two'
   else

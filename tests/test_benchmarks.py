@@ -434,12 +434,19 @@ def test_results_without_a_ps(tmp_path: Path) -> None:
         outer = {plain: {25: made_up(1 - other)}, nesterov: {25: made_up(1 - good)}}
         bytes_ = {f"{peers.RING}, every step": {1: made_up()}}
         bytes_["DiLoCo, T = 500"] = {500: made_up(accuracy=good)}
-        found = {"local": local, "outer": outer, "bytes": bytes_}
+        curve = [[10, 2.0], [40, 1 - good]]
+        warmed = {1: made_up(), 8: made_up(accuracy=good), 32: made_up(accuracy=0.1)}
+        warmed = {k: {**run, "curve": curve} for k, run in warmed.items()}
+        if good < other:
+            warmed[32] = made_up()
+        batch = {peers.FIXED: {8: made_up(accuracy=other)}, peers.WARMED: warmed}
+        found = {"local": local, "outer": outer, "bytes": bytes_, "batch": batch}
         text = peers.write_results(tmp_path, [ring], found)
-        assert text.count(": yes\n") == 3 * (good > other)
-        assert text.count(": **no**\n") == 3 * (good < other)
+        assert text.count(": yes\n") == 5 * (good > other)
+        assert text.count(": **no**\n") == 5 * (good < other)
     assert "| Ring-All-Reduce | 150 | 1.00 |" in text
     assert "| Synchronous-SGD | 100 | 1.50 |" in text
     assert "| Ring-All-Reduce, every step | 0.00 | 0.2 | 96.0 % |" in text
-    assert (tmp_path / "peers-local.png").stat().st_size > 10_000
+    for name in ("local", "batch"):
+        assert (tmp_path / f"peers-{name}.png").stat().st_size > 10_000
     assert (tmp_path / "peers.md").read_text() == text

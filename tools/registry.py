@@ -220,6 +220,16 @@ EXAMPLES = [
         "[Patarasuk & Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)",
     ),
     Example(
+        "Large-Minibatch",
+        "Ring-All-Reduce",
+        "No parameter server",
+        "peers",
+        "the rate grows with the batch of all workers, after a warm-up.",
+        "sync",
+        "pieces of the gradient, from worker to worker",
+        "[Goyal et al. 2017](https://arxiv.org/abs/1706.02677)",
+    ),
+    Example(
         "Local-SGD",
         "Ring-All-Reduce",
         "No parameter server",
