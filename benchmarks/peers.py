@@ -10,8 +10,8 @@
     batch    Large-Minibatch: accuracy after as many epochs at k times the batch, and
              test loss by epoch; the rate fixed, times k, and with a warm-up
 
-Writes peers.md, a figure for local, outer and batch, peers.json with the rounds of rate and
-large, and peers-runs.json, in which finished runs are kept.
+Writes peers.md, a figure for local, outer and batch, peers.json with the rounds of rate
+and large, and peers-runs.json, in which finished runs are kept.
 
     python benchmarks/peers.py                       everything
     python benchmarks/peers.py --only rate,large
