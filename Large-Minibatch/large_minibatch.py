@@ -70,10 +70,10 @@ def graph(args, center, kept, peers, shared, batch, loss, last):
     what `state` returned, `batch()` a fresh mini-batch, `loss(w, batch)` its scalar
     loss at w [P].
     """
-    # w   (on this worker)
-    with tf.name_scope("read"), tf.control_dependencies(last.update):
+    # t, before this round is counted, then w   (on this worker)
+    step = kept.read_step(after=last.update)
+    with tf.name_scope("read"), tf.control_dependencies([step]):
         weights = center.read_value()
-        step = kept.read_step(after=last.update)
 
     # g_k := ∇ loss(w; mini-batch of worker k)   (worker)
     with tf.name_scope("gradient"):

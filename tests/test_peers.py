@@ -240,6 +240,35 @@ def test_large_minibatch_is_the_ring(flags: list[str], workers: int) -> None:
         np.testing.assert_array_equal(found, run.trace(4))
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_rate_is_of_the_step_before_the_round_is_counted(
+    wrong: bool, monkeypatch
+) -> None:
+    """Or a worker that counts first would take another rate than the others."""
+    path = launch.REPO / LARGE / registry.script_of(LARGE)
+    old, new = "tf.control_dependencies([step])", "tf.control_dependencies(last.update)"
+    source = path.read_text()
+    assert source.count(old) == 1
+    module = types.ModuleType("script")
+    exec(source.replace(old, new) if wrong else source, module.__dict__)
+    monkeypatch.setitem(peer_harness.instead, LARGE, module)
+    with Peers(LARGE, start=[0.0]) as run:
+        operations = run.chief.graph.get_operations()
+    kinds = {op.type for op in operations if "all_reduce" in op.name}
+    reduced = [
+        op for op in operations if "Collective" in op.type and "all_reduce" in op.name
+    ]
+    assert reduced, kinds
+    before, waiting = set(), list(reduced)
+    while waiting:
+        op = waiting.pop()
+        if op not in before:
+            before.add(op)
+            waiting += [*(x.op for x in op.inputs), *op.control_inputs]
+    steps = [op for op in before if op.type == "ReadVariableOp"]
+    assert any("global_step" in op.inputs[0].op.name for op in steps) != wrong
+
+
 def test_a_warm_up_counts_updates_since_global_step_0() -> None:
     """Also those before a restart: after 100 of 200 the rate is half way."""
     with Peers(LARGE, "--warmup_steps=200", start=[0.0], streams=[[1.0]] * 3) as run:
