@@ -139,7 +139,8 @@ class Report:
         loss is not finite.
         """
         step, logdir = account["global_steps"], self.args.logdir
-        if step == account["resumed_from"]:
+        path = os.path.join(logdir, "result.json")
+        if step == account["resumed_from"] == _step_of(path):
             print(f"nothing to do: {logdir} is at global step {step}")
             return
         loss, metric = self.test(session)
@@ -159,7 +160,6 @@ class Report:
             "data": self.args.data,
             "flags": vars(self.args),
         }
-        path = os.path.join(logdir, "result.json")
         self._add(step, {}, loss, metric)
         try:
             with open(path + ".part", "w") as file:
@@ -180,3 +180,12 @@ class Report:
         )
         if self.unwritten:
             fail(f"--logdir {logdir}: result.json could not be written", AGAIN)
+
+
+def _step_of(path):
+    """Returns the global step of a result.json, None if it cannot be read.
+
+    After the last update a ps may die before the chief has written it.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError), open(path) as file:
+        return json.load(file)["global_steps"]

@@ -33,7 +33,10 @@ class Meeting:
         shared = alike.shared(kept.of_chief())
         self.take = alike.take_over(peers, shared, self.chief)
         self.own = tf.local_variables_initializer()  # which may begin from the weights
-        self.parting = parting.Parting(args, run, alike.Check(peers, shared))
+        self.check, self.parting = (
+            alike.Check(peers, shared),
+            parting.Parting(args, run),
+        )
         self.lobby = lobby.Lobby(args, target, config, said)
         self.model = model.Model(args, kept, checkpoint.saver)
         self.join = run.join(self.lobby.name())
@@ -57,19 +60,17 @@ class Meeting:
         saves; the others begin with start weights, and take over what it has.
         """
 
-        def initialise(_, session):
-            if self.chief:
-                self.model.initialise(session)
-            else:
-                session.run(self.model.initializer)
-
+        first = self.model.initialise if self.chief else self._start_weights
         return tf.train.Scaffold(
             init_op=tf.no_op(),
-            init_fn=initialise,
+            init_fn=lambda _, session: first(session),
             local_init_op=tf.group(tf.local_variables_initializer(), initializer),
             local_init_feed_dict=feed,
             saver=self.model.saver,
         )
+
+    def _start_weights(self, session):
+        session.run(self.model.initializer)
 
     def hook(self):
         """Returns the hook that opens an incarnation (chief) and joins it (all)."""
@@ -143,7 +144,7 @@ class Meeting:
 
     def _leave(self):
         """Ends the program, and says what is known of why."""
-        gone = parting.gone(self.args.worker_hosts)
+        gone = watch.gone(self.args.worker_hosts)
         if gone != 0:
             with contextlib.suppress(tf.errors.OpError), self._short() as session:
                 reason = session.run(self.look)
@@ -167,17 +168,18 @@ class Meeting:
         if report.look(session.run(self.books.step)) < self.args.steps:
             return False
 
-        def end(step_context):
-            self.parting.hand_in(step_context.session, report)
+        def end(bare):
+            self.check.make(bare)
+            self.parting.hand_in(bare, report.mean_loss())
             self.ended.set()
             if self.chief:
-                self.parting.collect(step_context.session)
+                self.parting.collect(bare)
 
         try:
-            session.run_step_fn(end)
+            watch.bare(session, end)
+            return True
         except watch.lost():
             self._leave()
-        return True
 
     def account(self, session):
         """Chief: returns the books since step 0 as a dict, with what all have said."""
@@ -193,8 +195,9 @@ class Meeting:
             time.sleep(3 if self.chief else 0)  # for the others to read it
         elif kind is None:
             try:
+                part = self.parting.see_off if self.chief else self.parting.leave
                 with tf.Session(self.target, self.graph, self.config) as session:
-                    self.parting.part(session)
+                    part(session)
             except tf.errors.OpError:
                 self._leave()
         self.lobby.heart.stop()

@@ -34,6 +34,11 @@ class Model:
             session.run(self.close)
             session.run(self.initializer)
 
+    def save(self, session, step):
+        """Saves the model at this global step; returns the path, None if it cannot."""
+        path = os.path.join(self.args.logdir, NAME)
+        return self.saver.save(session, path, step, write_meta_graph=False)
+
     def save_before_the_end(self, target, config):
         """Saves what is on the ps when this task is told to end, if all is well there.
 
@@ -52,8 +57,7 @@ class Model:
                 if failed or not self.alive(session):
                     return
                 step = session.run(self.books.step)
-                path = os.path.join(self.args.logdir, NAME)
-                if self.saver.save(session, path, step, write_meta_graph=False):
+                if self.save(session, step):
                     print(f"told to end: saved at global step {step}")
 
         start.before_the_end(save)

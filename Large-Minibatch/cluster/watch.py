@@ -38,22 +38,34 @@ def in_time(config):
     return limited
 
 
-def loss(session, fetch):
-    """Returns the error if a ps is not what it was, None if it is: by a bare look.
+def bare(session, work):
+    """Returns what `work` does with a session that has no hooks; raises `lost` errors.
 
     With hooks the session would begin anew at once, find a ps that the chief has not
     filled yet, and look again only after 30 s.
     """
     found = []
 
-    def look(step_context):
+    def step(step_context):
         try:
-            step_context.session.run(fetch)
+            found.append((work(step_context.session), None))
         except lost() as error:
-            found.append(error)
+            found.append((None, error))
 
-    session.run_step_fn(look)
-    return found[0] if found else None
+    session.run_step_fn(step)
+    result, error = found[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def loss(session, fetch):
+    """Returns the error if a ps is not what it was, None if it is: by a bare look."""
+    try:
+        bare(session, lambda bare: bare.run(fetch))
+    except lost() as error:
+        return error
+    return None
 
 
 def wait(test, what, patience, every=0.1):
@@ -141,4 +153,17 @@ def silent_ps(addresses):
     for index, address in enumerate(addresses):
         if not ports.answers(address):
             return index
+    return None
+
+
+def gone(addresses):
+    """Returns the index of a task that does not answer any more, None if all do.
+
+    For a moment also the port of a process that was killed does.
+    """
+    for _ in range(20):
+        index = silent_ps(addresses)
+        if index is not None:
+            return index
+        time.sleep(0.05)
     return None
