@@ -43,6 +43,7 @@ number() { # name value least
 arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, LOGDIR
   local name known='' path previous='' argument
   for path in "$ROOT"/*/run.sh; do
+    grep -q '^SCRIPT=' "$path" || continue # a launcher of its own, which is in the script too
     name=${path%/run.sh}
     known+=", ${name##*/}"
   done

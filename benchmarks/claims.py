@@ -356,11 +356,13 @@ class Cache:
         runs.write_json(self.path, self.runs)
 
 
-def measure(planned, cache, timeout, ps=1):
+def measure(planned, cache, timeout, ps=1, logs=None):
     """Makes the runs that are not in the cache, one at a time; returns the progress.
 
-    `ps` None is as many as the example's own run.sh starts.
+    `ps` None is as many as the example's own run.sh starts. `logs`, by part, reads
+    what is in LOGDIR after a run; see runs.run_example.
     """
+    logs = logs or {"bound": rounds_of}
     progress = runs.Progress([0 if cache.get(run) else run.cost for run in planned])
     for run in planned:
 
@@ -369,9 +371,9 @@ def measure(planned, cache, timeout, ps=1):
             return f"{run.part}: {run.label}, {run.x}: {what}"
 
         def make(run=run):
-            logs = {"logs": rounds_of} if run.part == "bound" else {}
             return runs.run_example(
-                run.folder, run.flags, ps, run.workers, timeout, run.change, **logs
+                *(run.folder, run.flags, ps, run.workers, timeout, run.change),
+                logs=logs.get(run.part),
             )
 
         result = cache.get(run)

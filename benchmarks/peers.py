@@ -1,24 +1,30 @@
 """Training without a ps: rates beside a ps and one process, and the papers' claims.
 
-    rate     Ring-All-Reduce, MultiWorkerMirroredStrategy, Synchronous-SGD and one
-             process with the whole batch, in turn: steps/s of the digits' perceptron
+    rate     Ring-All-Reduce, MultiWorkerMirroredStrategy, Horovod, Synchronous-SGD,
+             In-Graph-Replication and one process with the whole batch, in turn: steps/s
+             of the digits' perceptron
     large    the same with a center variable of 100 MB: bytes/s too
     local    Local-SGD: accuracy against T, with shards alike and sorted by label
     outer    DiLoCo: test loss with and without its outer optimizer
     bytes    DiLoCo and Ring-All-Reduce: accuracy against what was sent
     slow     Gossip-SGD, Ring-All-Reduce and HogWild: examples/s with one straggler
+    batch    Large-Minibatch: accuracy after as many epochs at k times the batch, and
+             test loss by epoch; the rate fixed, times k, and with a warm-up
 
-Writes peers.md, a figure for local and outer, peers.json with the rounds of rate and
-large, and peers-runs.json, in which finished runs are kept.
+Writes peers.md, a figure for local, outer and batch, peers.json with the rounds of rate
+and large, and peers-runs.json, in which finished runs are kept.
 
     python benchmarks/peers.py                       everything
     python benchmarks/peers.py --only rate,large
     python benchmarks/peers.py --quick               a test of the script
     python benchmarks/peers.py --write-readme        pastes, measures nothing
+
+Horovod is measured if its environment is made (`bash Horovod/run.sh`).
 """
 
 import contextlib
 import importlib
+import os
 import pathlib
 import re
 import shutil
@@ -32,9 +38,18 @@ import numpy as np
 import runs
 from claims import Run
 
-RATES, CLAIMS = ("rate", "large"), ("local", "outer", "bytes", "slow")
+RATES = ("rate", "large")
+CLAIMS = ("local", "outer", "bytes", "batch", "slow")
 RING, MIRRORED, LOCAL = "Ring-All-Reduce", "MultiWorkerMirrored", "Local-SGD"
-LABELS = (RING, MIRRORED, "Synchronous-SGD", "one process")
+LARGE = "Large-Minibatch"
+SYNC, IN_GRAPH, HOROVOD = "Synchronous-SGD", "In-Graph-Replication", "Horovod"
+OF_HOROVOD = {  # and what is in its environment
+    HOROVOD: {},
+    "Horovod, without fusion": {"HOROVOD_FUSION_THRESHOLD": 0},
+    "Horovod, a cycle of 0.1 ms": {"HOROVOD_CYCLE_TIME": 0.1},
+}
+LABELS = (RING, MIRRORED, *OF_HOROVOD, SYNC, IN_GRAPH, "one process")
+VENV = pathlib.Path(os.environ.get("HOROVOD_VENV", runs.REPO / HOROVOD / ".venv"))
 WORKERS = 2  # of the rates; the claims have 4
 HIDDEN = 333_333  # units, for 25,000,000 numbers: 100 MB
 ELEMENTS = 75 * HIDDEN + 10
@@ -62,6 +77,16 @@ AMONG = {  # who waits for whom: label, folder, flags, updates for a batch of ea
     "Gossip-SGD, complete": ("Gossip-SGD", ["--graph", "complete"], 4),
 }
 
+# Of part batch: k, the examples of a batch for k = 1, rows of the training set.
+TIMES, EXAMPLES, ROWS, EPOCHS, WARM, SEEDS = (1, 2, 4, 8, 16, 32), 32, 1437, 30, 5, 3
+# Flags by label; accuracies in a simulation of one process, the middle of three seeds.
+FIXED, LINEAR, WARMED = "rate fixed", "rate × k", f"rate × k, warm-up of {WARM} epochs"
+SCALED = {
+    FIXED: (0.972, 0.967, 0.967, 0.942, 0.911, 0.817),
+    LINEAR: (0.972, 0.969, 0.972, 0.975, 0.964, 0.097),
+    WARMED: (0.972, 0.969, 0.972, 0.975, 0.972, 0.092),
+}
+
 # Worker k has the k-th part of the rows, sorted by label.
 LOAD = "    data = flags.data(problem, args, workers)\n"
 BY_LABEL = (
@@ -85,8 +110,8 @@ def large_model(root):
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
         where = pathlib.Path(parent)
-        for folder in (RING, "Synchronous-SGD", "Non-Distributed-Setup"):
-            ignore = shutil.ignore_patterns("logdir", "__py*")
+        for folder in (RING, HOROVOD, SYNC, IN_GRAPH, "Non-Distributed-Setup"):
+            ignore = shutil.ignore_patterns("logdir", "__py*", ".venv*")
             shutil.copytree(root / folder, where / folder, ignore=ignore)
             problem = where / folder / "problem.py"
             text = problem.read_text()
@@ -129,17 +154,16 @@ def mirrored(folder, flags, timeout):
 def rate_jobs(args):
     """Returns the jobs of the parts rate and large, `args.scale` of their steps."""
 
-    def example(part, folder, flags, batch, ps=None, workers=None):
+    def example(part, folder, batch, ps=None, workers=None, **variables):
         def make():
             more = ["--batch_size", batch, "--steps", steps_of(part, args.scale)]
+            options = dict(ps=ps, workers=workers, timeout=args.timeout)
+            options["variables"] = variables
             if part == "rate":
-                return kept(runs.run_example(folder, more, ps, workers, args.timeout))
+                return kept(runs.run_example(folder, more, **options))
             with large_model(runs.REPO) as (root, common):
-                all_flags = [*common, *more]
-                limit = args.timeout
-                return kept(
-                    runs.run_example(folder, all_flags, ps, workers, limit, root=root)
-                )
+                flags = [*common, *more]
+                return kept(runs.run_example(folder, flags, root=root, **options))
 
         return make
 
@@ -155,14 +179,19 @@ def rate_jobs(args):
 
     jobs = []
     for part, batch in (("rate", 32), ("large", 1)):
-        makers = [
-            example(part, RING, [], batch, workers=WORKERS),
-            strategy(part, batch),
-            example(part, "Synchronous-SGD", [], batch, 1, WORKERS),
-            example(part, "Non-Distributed-Setup", [], batch * WORKERS),
-        ]
-        for label, make in zip(LABELS, makers, strict=True):
-            jobs.append(runs.Job(f"{part}: {label}", (part,), 25, make))
+        makers = {
+            RING: example(part, RING, batch, workers=WORKERS),
+            MIRRORED: strategy(part, batch),
+            SYNC: example(part, SYNC, batch, 1, WORKERS),
+            IN_GRAPH: example(part, IN_GRAPH, batch, 1, WORKERS),
+            "one process": example(part, "Non-Distributed-Setup", batch * WORKERS),
+        }
+        if VENV.joinpath("stamp").exists():
+            for label, knobs in OF_HOROVOD.items():
+                knobs = {"HOROVOD_VENV": VENV, **knobs}
+                makers[label] = example(part, HOROVOD, batch, None, WORKERS, **knobs)
+        for label in filter(makers.get, LABELS):
+            jobs.append(runs.Job(f"{part}: {label}", (part,), 25, makers[label]))
     return [job for job in jobs if set(job.parts) & set(args.only)]
 
 
@@ -250,13 +279,50 @@ def slow_runs(scale):
     return found
 
 
-PLANS = {"local": local_runs, "outer": outer_runs}
-PLANS.update({"bytes": bytes_runs, "slow": slow_runs})
+def batch_runs(scale):
+    """Returns the runs of part batch: equally many examples, in larger batches.
+
+    Up to four workers have a batch of one process each, then larger ones.
+    """
+    found = []
+    for label in SCALED:
+        for k in TIMES:
+            workers = min(k, 4)
+            epochs, steps = ROWS / (k * EXAMPLES), int(EPOCHS * scale * ROWS)
+            flags = ["--steps", max(1, steps // (k * EXAMPLES))]
+            flags += ["--batch_size", EXAMPLES * k // workers]
+            flags += ["--reference_batch", EXAMPLES]
+            flags += ["--scaling", "none" if label == FIXED else "linear"]
+            warmup = round(WARM * epochs) if label == WARMED else 0
+            flags += ["--warmup_steps", warmup]
+            found.append(Run("batch", label, k, LARGE, flags, workers, 16))
+    return found
+
+
+def curve(logdir):
+    """Returns {"curve": [[global step, test loss], ..]} of TensorBoard's file."""
+    tf = importlib.import_module("tensorflow.compat.v1")
+    points = [
+        [event.step, value.simple_value]
+        for path in sorted(logdir.glob("events.out.tfevents.*"))
+        for event in tf.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag == "test_loss"
+    ]
+    return {"curve": points}
+
+
+PLANS = {"local": local_runs, "outer": outer_runs, "bytes": bytes_runs}
+PLANS.update({"batch": batch_runs, "slow": slow_runs})
 
 
 def plan(parts, scale=1.0, every=1):
     """Returns the runs of the parts; `every` 2 takes each second of a part only."""
-    return [run for part in parts for run in PLANS[part](scale)[every - 1 :: every]]
+    found = []
+    for part in parts:
+        some = PLANS[part](scale)[every - 1 :: every]
+        found += claims.seeded(some, SEEDS if part == "batch" and scale == 1 else 1)
+    return found
 
 
 def local_text(found):
@@ -342,6 +408,60 @@ def slow_text(found):
     )
 
 
+def batch_text(found):
+    """Returns the markdown of part batch."""
+    rows = []
+    for label, simulated in SCALED.items():
+        row = found.get(label, {})
+        rows.append([label, *(claims.percent(row.get(k)) for k in TIMES)])
+        rows.append([f"{label}, simulated", *(f"{100 * v:.1f} %" for v in simulated)])
+    text = "### Large-Minibatch: the same epochs at k times the batch\n\n"
+    text += "![loss by epoch, and accuracy against k](peers-batch.png)\n\n"
+    text += runs.table(["test accuracy", *(f"k = {k}" for k in TIMES)], rows)
+    text += (
+        f"\n{EPOCHS} epochs, η = 0.1 for a batch of {EXAMPLES}; k workers up to four."
+    )
+    text += claims.seeds_of(found) + "\n"
+    accuracy, good, breaks = claims.accuracy, None, None
+    fixed, warmed = found.get(FIXED, {}), found.get(WARMED, {})
+    if 1 in warmed and 8 in warmed and 8 in fixed:
+        least = accuracy(warmed[1]) - 0.01
+        good = accuracy(warmed[8]) > least > accuracy(fixed[8])
+    if TIMES[-1] in warmed:
+        breaks = accuracy(warmed[TIMES[-1]]) < 0.5
+    text += verdict(
+        "as good at 8 times the batch, and only with 8 times the rate", good
+    )
+    return text + verdict(f"breaks at k = {TIMES[-1]}, with a warm-up too", breaks)
+
+
+def batch_figure(found, path):
+    """Draws test loss by epoch with a warm-up, and accuracy against k by label."""
+    plt = figures.pyplot()
+    drawing, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for k, result in found.get(WARMED, {}).items():
+        points = [
+            [step * k * EXAMPLES / ROWS, y] for step, y in result.get("curve", [])
+        ]
+        if points:
+            left.plot(*zip(*points, strict=True), marker=".", label=f"k = {k}")
+    left.set_yscale("log")
+    left.set_xlabel("epochs")
+    left.set_ylabel("test loss")
+    left.set_title(WARMED, fontsize="medium")
+    left.legend(frameon=False)
+    for (label, row), mark in zip(found.items(), "osD", strict=False):
+        values = [100 * claims.accuracy(r) for r in row.values()]
+        right.plot(list(row), values, marker=mark, label=label)
+    right.set_xscale("log", base=2)
+    right.set_xticks(TIMES, [str(k) for k in TIMES])
+    right.set_xlabel(f"k, batches of {EXAMPLES} in an update")
+    right.set_ylabel("test accuracy, %")
+    right.legend(frameon=False)
+    drawing.savefig(path)
+    plt.close(drawing)
+
+
 def verdict(claim, holds):
     """Returns the line that says whether a claim is seen here."""
     return f"\n- {claim}: {claims.said(holds)}\n"
@@ -370,8 +490,8 @@ def write_results(out, rounds, found, quick=False):
     for part in RATES:
         if any(key.startswith(part) for measured in rounds for key in measured):
             texts.append(rate_text(rounds, part))
-    makers = {"local": local_text, "outer": outer_text}
-    makers.update({"bytes": bytes_text, "slow": slow_text})
+    makers = {"local": local_text, "outer": outer_text, "bytes": bytes_text}
+    makers.update({"batch": batch_text, "slow": slow_text})
     texts += [makers[part](results) for part, results in found.items() if results]
     if found.get("local"):
         path = out / "peers-local.png"
@@ -380,6 +500,8 @@ def write_results(out, rounds, found, quick=False):
     if found.get("outer"):
         path = out / "peers-outer.png"
         figure(found["outer"], path, lambda r: r.get("test_loss", 2.3), "test loss")
+    if found.get("batch"):
+        batch_figure(found["batch"], out / "peers-batch.png")
     text = "\n".join(texts)
     runs.write(out / "peers.md", text)
     return text
@@ -394,12 +516,16 @@ def main():
         if args.write_readme:
             return runs.write_readme(args.out)
         args.scale, every = (0.05, 4) if args.quick else (1.0, 1)
-        code = "-".join(runs.fingerprint(folder) for folder in (RING, LABELS[2]))
+        code = "-".join(runs.fingerprint(folder) for folder in (RING, SYNC))
+        if set(RATES) & set(args.only) and not VENV.joinpath("stamp").exists():
+            print("without Horovod: `bash Horovod/run.sh` makes it", file=sys.stderr)
         rounds, progress = runs.in_rounds(rate_jobs(args), args, "peers", code)
         cache = claims.Cache(args.out / "peers-runs.json", args.again)
         chosen = [part for part in CLAIMS if part in args.only]
         second = claims.measure(
-            plan(chosen, args.scale, every), cache, args.timeout, ps=None
+            *(plan(chosen, args.scale, every), cache, args.timeout),
+            ps=None,
+            logs={"batch": curve},
         )
         # Parts measured at another time are shown too.
         found = {p: claims.grid(plan([p], args.scale, every), cache) for p in CLAIMS}

@@ -1,4 +1,4 @@
-"""What a test run says last: which engines could not be had here."""
+"""What a test run says last: what could not be had here."""
 
 import pytest
 import registry
@@ -8,6 +8,12 @@ import registry
 def pytest_terminal_summary(terminalreporter):
     yield  # all that others have to say
     reports = [r for part in terminalreporter.stats.values() for r in part]
+    if any("test_horovod.py::" in getattr(r, "nodeid", "") for r in reports):
+        import test_horovod
+
+        if test_horovod.MISSING:
+            line = f"not tried here: Horovod: {test_horovod.MISSING}"
+            terminalreporter.write_line(line)
     if not any("test_engines.py::" in getattr(r, "nodeid", "") for r in reports):
         return
     import test_engines

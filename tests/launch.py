@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import registry  # noqa: E402
 
 THOROUGH = bool(os.environ.get("THOROUGH"))
 REFERENCE = REPO / "Distributed-Setup"
+HOROVOD = REPO / "Horovod"
 # Every line of a run that goes well or is taken up again.
 LINE = re.compile(
     r"(run\.sh: .*"
@@ -82,8 +84,20 @@ def environment(**changes: str) -> dict[str, str]:
     unset = ("PYTHONPATH", "TF_CONFIG", "LOGDIR", "BASE_PORT", "TIMEOUT", "NUM_PS")
     unset += ("OPEN_PORTS", "LAUNCHER", "ALONE")
     env = {name: value for name, value in os.environ.items() if name not in unset}
+    # Copies share the environment that takes minutes.
+    env.setdefault("HOROVOD_VENV", str(HOROVOD / ".venv"))
     # Fault-Tolerance is an example like the others as long as nobody is killed.
     return {**env, "PYTHON": sys.executable, "KILL": "", **changes}
+
+
+def horovod() -> str:
+    """Returns why Horovod cannot be had, "" if it can; THOROUGH=1 compiles it first."""
+    env = environment(OPEN_PORTS="1")
+    if not THOROUGH and not (pathlib.Path(env["HOROVOD_VENV"]) / "stamp").exists():
+        return "it is not compiled: `bash Horovod/run.sh` or THOROUGH=1 does that"
+    made = f"source {shlex.quote(str(HOROVOD / 'environment.sh'))}; make_environment"
+    done = subprocess.run(["bash", "-euc", made], env=env, stderr=subprocess.PIPE)
+    return done.stderr.decode().strip() if done.returncode else ""
 
 
 def free_ports(count: int) -> int:
@@ -129,7 +143,7 @@ def tree(folder: pathlib.Path) -> dict[str, bytes]:
 def copy_of(folder: str, where: pathlib.Path) -> pathlib.Path:
     """Copies an example's folder, under a path with a space in it."""
     target = where / "a copy" / folder
-    ignore = shutil.ignore_patterns("logdir", "__pycache__")
+    ignore = shutil.ignore_patterns("logdir", "__pycache__", ".venv*")
     shutil.copytree(REPO / folder, target, ignore=ignore)
     return target
 

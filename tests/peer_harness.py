@@ -24,6 +24,7 @@ alike, lockstep, ring = (
 
 SCHEMES = {  # folder: the flags of the hand-computed traces
     "Ring-All-Reduce": [],
+    "Large-Minibatch": ["--warmup_steps=2"],
     "Local-SGD": ["--window=2"],
     "DiLoCo": ["--window=2", "--weight_decay=0"],
 }

@@ -205,6 +205,16 @@ def synchronous_sgd(batches, w, updates, eta):
     return trace
 
 
+def large_minibatch(batches, w, updates, eta, warmup, k):
+    """Goyal et al. 2017: from η to k η, by as much in each of `warmup` updates."""
+    trace, rate = [], eta
+    for t in range(updates):
+        rate = rate + (k - 1) * eta / warmup if t < warmup else k * eta
+        w = w - rate * np.mean([w - next(c) for c in batches], axis=0)
+        trace.append(w)
+    return trace
+
+
 def rate_per_worker(batches, w, updates, rates):
     """w ← w − ∑ η_k g_k."""
     trace = []

@@ -439,12 +439,20 @@ def test_results_without_a_ps(tmp_path: Path) -> None:
             peers.RING: {0.01: made_up(), peers.SLOW: made_up(accuracy=0.4)},
             "Gossip-SGD, ring": {0.01: made_up(), peers.SLOW: made_up(accuracy=good)},
         }
-        found = {"local": local, "outer": outer, "bytes": bytes_, "slow": slow}
+        curve = [[10, 2.0], [40, 1 - good]]
+        warmed = {1: made_up(), 8: made_up(accuracy=good), 32: made_up(accuracy=0.1)}
+        warmed = {k: {**run, "curve": curve} for k, run in warmed.items()}
+        if good < other:
+            warmed[32] = made_up()
+        batch = {peers.FIXED: {8: made_up(accuracy=other)}, peers.WARMED: warmed}
+        found = {"local": local, "outer": outer, "bytes": bytes_}
+        found.update({"batch": batch, "slow": slow})
         text = peers.write_results(tmp_path, [ring], found)
-        assert text.count(": yes\n") == 4 * (good > other)
-        assert text.count(": **no**\n") == 4 * (good < other)
+        assert text.count(": yes\n") == 6 * (good > other)
+        assert text.count(": **no**\n") == 6 * (good < other)
     assert "| Ring-All-Reduce | 150 | 1.00 |" in text
     assert "| Synchronous-SGD | 100 | 1.50 |" in text
     assert "| Ring-All-Reduce, every step | 0.00 | 0.2 | 96.0 % |" in text
-    assert (tmp_path / "peers-local.png").stat().st_size > 10_000
+    for name in ("local", "batch"):
+        assert (tmp_path / f"peers-{name}.png").stat().st_size > 10_000
     assert (tmp_path / "peers.md").read_text() == text

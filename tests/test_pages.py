@@ -48,6 +48,7 @@ PAGES = sorted(
     if not {".venv", "logdir", "node_modules", ".pytest_cache"} & {*path.parts}
 )
 SCRIPTS = [registry.script_of(folder) for folder in registry.folders()]
+SCRIPTS.append("horovod_sgd.py")
 GROWS = "CONTRIBUTING.md"  # whose commands and diffs make a folder, one after the other
 # What git ignores, and the notebooks, whose outputs a command stores again.
 MAY_CHANGE = re.compile(
@@ -94,6 +95,17 @@ WAYS = {
         device="--steps @steps@",
         other="--quick",
     ),
+}
+# Of Horovod's own environment, which a copy has not.
+HOROVOD = {
+    "check": {
+        "python": 'exec @python@ "$@" --check',
+        "horovodrun": '[ "$1 $3" = "-np --gloo" ] || exit 2; shift 3; exec "$@"',
+    },
+    "run": {
+        "python": 'exec "$HOROVOD_VENV/bin/python" "$@" --steps @steps@',
+        "horovodrun": 'exec "$HOROVOD_VENV/bin/horovodrun" "$@"',
+    },
 }
 STANDS_IN = """#!/usr/bin/env bash
 # Starts nothing: the files that its arguments name have to be there.
@@ -149,6 +161,11 @@ def set_up(copy: Path, way: str) -> dict[str, str]:
         executable(names / name, python)
     for name, text in BEHIND.items():
         executable(names / name, text)
+    for name, text in HOROVOD[way].items():
+        for key, value in known.items():
+            text = text.replace(f"@{key}@", value)
+        path = copy / "Horovod" / ".venv" / "bin" / name
+        executable(path, f"#!/usr/bin/env bash\n{text}\n")
     # As if `bash test.sh` had made the environment.
     stamp = 'source tools/setup.sh; for f in requirements requirements-dev; do stamp \
 "$f.txt" "$(venv_version)" >".venv/$f.txt.stamp"; done'
@@ -307,6 +324,8 @@ BLOCKS = [(page, number) for page in PAGES for number in range(len(blocks(page))
     ],
 )
 def test_block_runs(page: Path, number: int, copy: Path) -> None:
+    if "Horovod" in page.parts and launch.horovod():
+        pytest.skip(launch.horovod())
     execute(copy, page, blocks(page)[number], "run")
 
 

@@ -201,6 +201,84 @@ def test_the_ring_is_the_synchronous_scheme_of_the_ps() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+LARGE = "Large-Minibatch"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_trace_of_large_minibatch(count: int) -> None:
+    """Two workers, rates 0.15, 0.2, 0.2, .. by hand: 0.15 · 3; 0.8 · 0.45 + 0.2 · 5."""
+    with Peers(LARGE, start=[0.0] * 3, rounds=count) as run:
+        found = run.trace(4 // count)
+    expected = [[w] * 3 for w in [0.45, 1.36, 1.688, 2.3504][count - 1 :: count]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@given(case=cases(), warmup=st.integers(0, 5), batch=st.sampled_from([None, 8, 48]))
+@ANY
+def test_any_large_minibatch_is_the_rule(case, warmup: int, batch: int | None) -> None:
+    k = len(case.streams) * 32 / (batch or 32)
+    expected = rules.large_minibatch(
+        streams(*case.streams), np.array(case.start), 3 * case.rounds, 0.05, warmup, k
+    )[case.rounds - 1 :: case.rounds]
+    flags = ["--learning_rate=0.05", f"--warmup_steps={warmup}"]
+    flags += [f"--reference_batch={batch}"] if batch else []
+    options = dict(streams=case.streams, start=case.start, rounds=case.rounds)
+    with Peers(LARGE, *flags, **options) as run:
+        found = run.trace(3)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "workers"), [(["--scaling=none"], 2), ([], 1), (["--warmup_steps=0"], 1)]
+)
+def test_large_minibatch_is_the_ring(flags: list[str], workers: int) -> None:
+    """To the last bit: without scaling, and with one worker."""
+    options = dict(start=[0.5, -1.0, 2.0], streams=STREAMS[:workers])
+    with Peers(LARGE, *flags, **options) as run:
+        found = run.trace(4)
+    with Peers(RING, **options) as run:
+        np.testing.assert_array_equal(found, run.trace(4))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_rate_is_of_the_step_before_the_round_is_counted(
+    wrong: bool, monkeypatch
+) -> None:
+    """Or a worker that counts first would take another rate than the others."""
+    path = launch.REPO / LARGE / registry.script_of(LARGE)
+    old, new = "tf.control_dependencies([step])", "tf.control_dependencies(last.update)"
+    source = path.read_text()
+    assert source.count(old) == 1
+    module = types.ModuleType("script")
+    exec(source.replace(old, new) if wrong else source, module.__dict__)
+    monkeypatch.setitem(peer_harness.instead, LARGE, module)
+    with Peers(LARGE, start=[0.0]) as run:
+        operations = run.chief.graph.get_operations()
+    kinds = {op.type for op in operations if "all_reduce" in op.name}
+    reduced = [
+        op for op in operations if "Collective" in op.type and "all_reduce" in op.name
+    ]
+    assert reduced, kinds
+    before, waiting = set(), list(reduced)
+    while waiting:
+        op = waiting.pop()
+        if op not in before:
+            before.add(op)
+            waiting += [*(x.op for x in op.inputs), *op.control_inputs]
+    steps = [op for op in before if op.type == "ReadVariableOp"]
+    assert any("global_step" in op.inputs[0].op.name for op in steps) != wrong
+
+
+def test_a_warm_up_counts_updates_since_global_step_0() -> None:
+    """Also those before a restart: after 100 of 200 the rate is half way."""
+    with Peers(LARGE, "--warmup_steps=200", start=[0.0], streams=[[1.0]] * 3) as run:
+        for peer in run.workers:
+            peer.set("global_step", 99)
+        pushes = run.at_once(lambda peer: peer.call())
+    (w,) = pushes[0][-1].center
+    np.testing.assert_allclose(w, 0.1 * (1 + 2 * 100 / 200), rtol=1e-6)
+
+
 LOCAL, DILOCO = "Local-SGD", "DiLoCo"
 
 
@@ -340,6 +418,10 @@ def test_fragments_have_their_turns_and_one_is_diloco() -> None:
 # --- Mutations ---------------------------------------------------------------------
 
 MUTATIONS = [
+    (LARGE, "t + 1, tf.float32", "t, tf.float32"),
+    (LARGE, "(k - 1.0) * done", "k * done"),
+    (LARGE, "len(args.worker_hosts) * args.batch_size", "args.batch_size"),
+    (LARGE, "tf.minimum(tf.cast", "tf.maximum(tf.cast"),
     (LOCAL, "center.assign(mean,", "center.assign(local,"),
     (LOCAL, "tf.where(early, 1, args.window)", "tf.where(early, args.window, 1)"),
     (DILOCO, "pieces.get(weights, f) - pieces.get(x, f)", "pieces.get(x, f)"),
@@ -367,6 +449,9 @@ def test_a_changed_formula_is_found(folder, old, new, monkeypatch) -> None:
 
     batches, inner = streams(*STREAMS), [rules.adamw(0.1, 0.5) for _ in STREAMS]
     expected = rules.local_sgd(batches, np.array(START), 3, 2, 0.1)
+    if folder == LARGE:
+        batches = streams(*STREAMS)
+        expected = rules.large_minibatch(batches, np.array(START), 3, 0.1, 2, 2)
     if folder == DILOCO:
         batches = streams(*STREAMS)
         expected = rules.diloco(batches, np.array(START), 3, 2, inner, 0.7, 0.9)

@@ -29,10 +29,10 @@ COPIED = {
         for name, there in copies.copied(example, PLAN).items()
         if there != f"{example.folder}/{name}"
     }
-    for example in registry.of_family()
+    for example in copies.sharing(REPO, registry.EXAMPLES)
 }
 COPIES = [folder for folder in EXAMPLES if folder != copies.REFERENCE]
-LEFT_BEHIND = {"logdir", "__pycache__", "node_modules"}
+LEFT_BEHIND = {"logdir", "__pycache__", "node_modules", ".venv"}
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:home|root|Users|work|opt|mnt|srv)/\w")
 UNFINISHED = re.compile("TO" + r"DO\b|FIX" + r"ME\b|\bXX" + r"X\b")
 BASH_4 = re.compile(
@@ -100,7 +100,7 @@ def test_copies_are_in_sync() -> None:
     modules = sum(n.startswith("cluster/") for c in COPIED.values() for n in c)
     assert modules > 10 * len(COPIES)
     assert re.fullmatch(
-        rf"copies: {len(EXAMPLES)} examples, \d+ shared sections, {modules} copies of "
+        rf"copies: {len(COPIED)} examples, \d+ shared sections, {modules} copies of "
         rf"modules, {diffs} README diffs: in sync\n",
         done.stdout,
     )
@@ -294,6 +294,27 @@ def test_a_folder_has_the_modules_that_it_needs(tree: Path) -> None:
     assert "HogWild/cluster/books.py: missing" not in added(tree, before)  # report's
     (hogwild / "cluster" / "addresses.py").unlink()  # which only flags.py imports
     assert "HogWild/cluster/addresses.py: missing" in added(tree, before)
+
+
+def test_what_a_guest_has_is_checked(tree: Path) -> None:
+    """A folder without a family, with a script and a launcher of its own."""
+    before = copies.check(tree)[0]
+    guests = [name for name in COPIED if name not in EXAMPLES]
+    assert guests
+    for folder in guests:
+        for name, there in COPIED[folder].items():
+            where, text = f"{folder}/{name}", copies.read(REPO / folder / name)
+            original = copies.read(REPO / there)
+            for changed in mutations(name, text):
+                assert copies.compare(where, changed, there, original), changed
+            (tree / where).write_text(text + "# one line more\n")
+        found = added(tree, before)
+        for name in COPIED[folder]:
+            assert any(line.startswith(f"{folder}/{name}:") for line in found), name
+            (tree / folder / name).unlink()
+        found = copies.check(tree)[0]
+        assert f"{folder}/problem.py: missing" in found
+        assert f"{folder}/cluster/ports.py: missing" in found  # which run.sh calls
 
 
 def test_modules_are_found_in_every_kind_of_import() -> None:
@@ -1333,7 +1354,8 @@ def test_list_and_help() -> None:
         assert [row.split(maxsplit=1) for row in rows] == members
     done = run("bash", REPO / "run.sh", "No\nno", cwd="/")
     names = done.stderr.partition("only: ")[2].strip().split(", ")
-    there = [*EXAMPLES, *(name for name, _ in engines)]
+    own = [e.folder for e in registry.EXAMPLES if (REPO / e.folder / "run.sh").exists()]
+    there = [*own, *(name for name, _ in engines)]
     assert (done.returncode, sorted(names)) == (2, sorted(there))
     done = run("bash", REPO / "run.sh", "Basics-Tutorial", cwd="/")
     assert done.returncode == 2 and "see Basics-Tutorial/README.md" in done.stderr

@@ -11,7 +11,9 @@ import, directly or not, and no others. A script is divided by banners; the sect
 whose banner says `[algorithm]` are the scheme's own, all others are those of its
 family's reference. A `problem.py` with such a section is one of its own, and has the
 other sections of the usual one. Which folders there are, and of which family, says
-registry.py. There is no list of exclusions: an idea is marked where it stands.
+registry.py. A folder without a family that has a problem.py is a guest: that file and
+the modules are copies, script and run.sh are its own. There is no list of
+exclusions: an idea is marked where it stands.
 """
 
 import argparse
@@ -72,6 +74,13 @@ class Plan(NamedTuple):
     originals: dict[str, str]
 
 
+def sharing(root: Path, examples: Examples) -> Examples:
+    """Returns the examples that have copies: those of a family, and the guests."""
+    marks = ("problem.py", "cluster")
+    guests = {path.parent.name for mark in marks for path in root.glob(f"*/{mark}")}
+    return [e for e in examples if e.family or e.folder in guests]
+
+
 def read(path: Path) -> str:
     """Returns a file's exact text, or nothing if there is no such file."""
     return path.read_bytes().decode() if path.is_file() else ""
@@ -104,7 +113,7 @@ def modules_of(text: str) -> set[str]:
 
 def plan(root: Path, examples: Examples) -> Plan:
     """Finds the modules that each folder needs, from what its scripts import."""
-    folders = [e.folder for e in registry.of_family(None, examples)]
+    folders = [e.folder for e in sharing(root, examples)]
     folders.sort(key=lambda folder: folder != REFERENCE)
     have = {
         folder: {path.stem: read(path) for path in (root / folder).glob("cluster/*.py")}
@@ -137,12 +146,12 @@ def plan(root: Path, examples: Examples) -> Plan:
 
 def copied(example: registry.Example, plan: Plan) -> dict[str, str]:
     """Returns each file of an example that has an original, and the original's path."""
-    family = registry.FAMILIES[example.family]
-    shared = {
-        script_of(example.folder): f"{family.reference}/{script_of(family.reference)}",
-        "problem.py": f"{family.problem}/problem.py",
-        "run.sh": f"{REFERENCE}/run.sh",
-    }
+    family = registry.FAMILIES[example.family or "ps"]
+    shared = {"problem.py": f"{family.problem}/problem.py"}
+    if example.family:
+        script = script_of(family.reference)
+        shared[script_of(example.folder)] = f"{family.reference}/{script}"
+        shared["run.sh"] = f"{REFERENCE}/run.sh"
     for module in sorted(plan.needs[example.folder]):
         name = f"cluster/{module}.py"
         shared[name] = f"{plan.originals[module]}/{name}"
@@ -402,7 +411,7 @@ def check(root: Path, examples: Examples = registry.EXAMPLES) -> tuple[list[str]
     sections = modules = 0
     scripts: dict[str, str] = {}  # also those that a folder has beside its own
     members = [
-        e for e in registry.of_family(None, examples) if e.family in registry.FAMILIES
+        e for e in sharing(root, examples) if e.family in (None, *registry.FAMILIES)
     ]
     for example in [e for e in members if (root / e.folder).is_dir()]:
         folder = example.folder
@@ -410,7 +419,7 @@ def check(root: Path, examples: Examples = registry.EXAMPLES) -> tuple[list[str]
         paths = [*(root / folder).glob("*.py"), *(root / folder).glob("cluster/*.py")]
         names = {path.relative_to(root / folder).as_posix() for path in paths}
         beside = {name[:-3] for name in names if "/" not in name}
-        if not registry.FAMILIES[example.family].whole:
+        if not example.family or not registry.FAMILIES[example.family].whole:
             beside = set()
         for name in sorted(names | set(shared)):
             where, text = f"{folder}/{name}", read(root / folder / name)
@@ -622,9 +631,7 @@ def write(root: Path, force: bool, examples: Examples = registry.EXAMPLES) -> li
     """Repairs what can be; returns a finding for each copy that it left alone."""
     found = []
     rooms = plan(root, examples)
-    members = [
-        e for e in registry.of_family(None, examples) if (root / e.folder).is_dir()
-    ]
+    members = [e for e in sharing(root, examples) if (root / e.folder).is_dir()]
     for example in members:
         for name, there in copied(example, rooms).items():
             here = f"{example.folder}/{name}"

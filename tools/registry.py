@@ -2,10 +2,11 @@
 
     python tools/registry.py --list     prints them by group
 
-An example is a folder. Its script has the folder's name in snake case; a folder without
-a family has no script. A new one gets a line here, and `python tools/copies.py` then
-says what it still lacks. This file imports nothing that needs to be installed, and runs
-with any Python 3: it must work before there is an environment.
+An example is a folder. Its script has the folder's name in snake case. A folder without
+a family has no script that others share a section with: notebooks, or a program in an
+environment and with a launcher of its own. A new one gets a line here, and `python
+tools/copies.py` then says what it still lacks. This file imports nothing that needs to
+be installed, and runs with any Python 3: it must work before there is an environment.
 """
 
 import collections
@@ -220,6 +221,16 @@ EXAMPLES = [
         "[Patarasuk & Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)",
     ),
     Example(
+        "Large-Minibatch",
+        "Ring-All-Reduce",
+        "No parameter server",
+        "peers",
+        "the rate grows with the batch of all workers, after a warm-up.",
+        "sync",
+        "pieces of the gradient, from worker to worker",
+        "[Goyal et al. 2017](https://arxiv.org/abs/1706.02677)",
+    ),
+    Example(
         "Local-SGD",
         "Ring-All-Reduce",
         "No parameter server",
@@ -248,6 +259,16 @@ EXAMPLES = [
         "async",
         "the weights, averaged in pairs",
         "[Lian et al. 2018](https://arxiv.org/abs/1710.06952)",
+    ),
+    Example(
+        "Horovod",
+        None,
+        "No parameter server",
+        None,
+        "the same by Horovod's optimizer and launcher, in an environment of its own.",
+        "sync",
+        "pieces of the gradient, from worker to worker",
+        "[Sergeev & Del Balso 2018](https://arxiv.org/abs/1802.05799)",
     ),
     Example(
         "Multiple-GPUs-Single-Machine",

@@ -81,7 +81,9 @@ def main() -> None:
     root = Path(__file__).resolve().parents[1]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", metavar="FOLDER")
-    known = registry.folders()
+    known = [
+        e.folder for e in registry.EXAMPLES if (root / e.folder / "run.sh").exists()
+    ]
     folders = parser.parse_args().folders or known
     unknown = [name for name in folders if name not in known]
     if unknown:

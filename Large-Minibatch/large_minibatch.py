@@ -1,0 +1,154 @@
+"""Large-Minibatch: the rate grows with the batch of all workers, after a warm-up.
+
+    worker  as in Ring-All-Reduce; all know the global step t, and so the same rate
+
+        k := N B / n                                  (the batch of all, in those of η)
+        η_t := η (1 + (k − 1) min(1, (t + 1) / W))    (worker: W updates of warm-up)
+        w ← w − η_t (1/N) ∑ g_k                       (worker, the same on every one)
+
+Differs from Ring-All-Reduce: η_t in the place of η.
+Paper: Goyal, Dollár, Girshick, Noordhuis, Wesolowski, Kyrola, Tulloch, Jia, He,
+Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017, arXiv 1706.02677,
+linear scaling rule and gradual warm-up (sections 2.1 and 2.2).
+Run: bash run.sh
+"""
+
+# --- Imports -----------------------------------------------------------------
+
+import problem
+from cluster import (
+    exits,
+    flags,
+    lockstep,
+    meeting,
+    report,
+    ring,
+    rounds,
+    start,
+    straggler,
+)
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+
+# --- Flags [algorithm] -------------------------------------------------------
+
+
+def parse_args(argv=None):
+    parser = flags.parser("Large-Minibatch", __doc__)
+    flags.add_cluster_flags(parser, jobs=["worker"])
+    add = parser.add_argument
+    add("--scaling", choices=["none", "linear"], default="linear", help="of η, with k")
+    add("--warmup_steps", type=flags.natural, default=100, help="W, updates until k η")
+    add(
+        "--reference_batch",
+        type=flags.positive_int,
+        help="n, examples of the batch that η is for (None: one worker's)",
+    )
+    return flags.parse(parser, argv)
+
+
+# --- Graph [algorithm] -------------------------------------------------------
+
+
+def state(args, center, kept):
+    """Returns what the rounds share beside the center variable: here nothing."""
+
+
+def rate(args, t):
+    """Returns η_t, a scalar, of the update that is made after `t` (scalar) others."""
+    if args.scaling == "none":
+        return args.learning_rate
+    batch = len(args.worker_hosts) * args.batch_size
+    k = batch / (args.reference_batch or args.batch_size)
+    done = tf.minimum(tf.cast(t + 1, tf.float32) / max(1, args.warmup_steps), 1.0)
+    return args.learning_rate * (1.0 + (k - 1.0) * done)
+
+
+def graph(args, center, kept, peers, shared, batch, loss, last):
+    """Builds one round, from read to update, that begins after the `last` one.
+
+    `kept` are the books on the chief, `peers` is the ring of all workers, `shared` is
+    what `state` returned, `batch()` a fresh mini-batch, `loss(w, batch)` its scalar
+    loss at w [P].
+    """
+    # t, before this round is counted, then w   (on this worker)
+    step = kept.read_step(after=last.update)
+    with tf.name_scope("read"), tf.control_dependencies([step]):
+        weights = center.read_value()
+
+    # g_k := ∇ loss(w; mini-batch of worker k)   (worker)
+    with tf.name_scope("gradient"):
+        value = loss(weights, batch())
+        (gradient,) = tf.gradients(value, weights)
+
+    # mean := (1/N) ∑ g_k   (worker → worker → ..., until every one has it)
+    with tf.name_scope("all_reduce"):
+        mean = peers.mean(gradient)
+        entry = kept.enter(mean, args.batch_size)
+
+    # w ← w − η_t mean   (worker: the same on every one)
+    with tf.name_scope("update"):
+        update = center.assign_sub(rate(args, step) * mean, read_value=False)
+    return rounds.Round(value, entry, [update, entry.packed])
+
+
+# --- Workers -----------------------------------------------------------------
+
+
+def main():
+    args = parse_args()
+    me, workers = args.task_index, len(args.worker_hosts)
+    start.begin(args, problem, name=f"{args.job_name}-{me}")
+    data = flags.data(problem, args, workers)
+
+    # Cluster and server: every worker knows every address, and serves its own part.
+    spec = tf.train.ClusterSpec({"worker": args.worker_hosts})
+    config = ring.config(me)
+    server = tf.train.Server(spec, job_name="worker", task_index=me, config=config)
+
+    # Placement: every worker has the whole model, and builds the same graph as others.
+    with tf.device(f"/job:worker/task:{me}"):
+        learning = problem.build(data, args.batch_size, args.seed, me, workers)
+        center = tf.get_variable("center", initializer=learning.start)
+        kept, peers = lockstep.Books(args), ring.Ring(args)
+        shared = state(args, center, kept)
+        loss = straggler.slowed(learning.loss, args)
+        batch = rounds.in_turn(learning.batch)
+        calls = lockstep.Calls(
+            lambda last: graph(args, center, kept, peers, shared, batch, loss, last),
+            peers,
+        )
+        test = learning.test(center.read_value())
+
+    # Session: each worker has its own; the chief's restores and saves.
+    elements = learning.start.shape.num_elements()
+    run = meeting.Meeting(args, server.target, config, kept, peers, elements)
+    notes = report.Report(args, learning.metric, test)
+    options = dict(
+        master=server.target,
+        config=config,
+        scaffold=run.scaffold(learning.initializer, learning.feed),
+        hooks=[run.hook()],
+        checkpoint_dir=args.logdir if run.chief else None,
+        save_checkpoint_secs=args.save_seconds,
+        save_graph_def=False,  # as text it takes half a second; this file makes it
+        log_step_count_steps=None,
+    )
+    if run.chief:
+        report.print_placement()
+    with run, tf.train.MonitoredTrainingSession(**options) as session:
+
+        def make_rounds(step_context):
+            calls.make(step_context.session, notes)
+
+        # Loop: about a second of rounds in bare calls, then the hooks have a look.
+        while not run.finished(session, notes):
+            session.run_step_fn(make_rounds)
+            notes.draw(session)
+
+        # Result: what the books say and what the center variable is worth.
+        if run.chief:
+            notes.write(session, run.account(session))
+
+
+if __name__ == "__main__":
+    exits.run(main)
