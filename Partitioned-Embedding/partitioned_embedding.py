@@ -106,9 +106,10 @@ def main():
     me, workers = args.task_index, len(args.worker_hosts)
     ratings = problem.Ratings(args, lambda rows: memory.fit(args, rows))
     start.begin(args, ratings, name=f"{args.job_name}-{me}")
-    data = None
-    if args.job_name == "worker":
-        data = flags.data(ratings, args, workers, name="--ratings")
+    try:
+        data = ratings.load(args.data, workers) if args.job_name == "worker" else None
+    except ValueError as error:
+        exits.fail(f"--ratings {args.data}: {error}")
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})

@@ -371,9 +371,9 @@ def measure(planned, cache, timeout, ps=1, logs=None):
             return f"{run.part}: {run.label}, {run.x}: {what}"
 
         def make(run=run):
+            more = {"logs": logs[run.part]} if run.part in logs else {}
             return runs.run_example(
-                *(run.folder, run.flags, ps, run.workers, timeout, run.change),
-                logs=logs.get(run.part),
+                run.folder, run.flags, ps, run.workers, timeout, run.change, **more
             )
 
         result = cache.get(run)

@@ -975,7 +975,12 @@ def is_printed(message: str, templates: list[Template]) -> bool:
     return False
 
 
-# What the launcher, cluster/, problem.py and whole programs print; not argparse.
+# What launcher, cluster/, problem.py, scripts and whole programs print; not argparse.
+SCRIPTS = [
+    REPO / f / registry.script_of(f)
+    for f in registry.folders()
+    if registry.script_of(f)
+]
 WHOLE = [
     REPO / e.folder for e in registry.of_family() if registry.FAMILIES[e.family].whole
 ]
@@ -984,6 +989,7 @@ PRINTED = [
     *templates_of_python((REPO / copies.REFERENCE / "problem.py").read_text()),
     *(x for text in MODULES.values() for x in templates_of_python(text)),
     *(x for f in WHOLE for x in templates_of_bash((f / "run.sh").read_text())),
+    *(x for f in SCRIPTS for x in templates_of_python(f.read_text())),
     *(
         x
         for folder in WHOLE

@@ -182,9 +182,9 @@ def _find_cluster(args, jobs):
         raise ValueError(f"--slow_workers has {slow} entries for {workers} workers")
 
 
-def data(problem, args, workers=1, name="--data"):
-    """Returns the problem's data; what cannot be used is one sentence with its flag."""
+def data(problem, args, workers=1):
+    """Returns the problem's data; a data set that cannot be used is one sentence."""
     try:
         return problem.load(args.data, workers)
     except ValueError as error:
-        fail(f"{name} {args.data}: {error}")
+        fail(f"--data {args.data}: {error}")

@@ -33,10 +33,8 @@ class Meeting:
         shared = alike.shared(kept.of_chief())
         self.take = alike.take_over(peers, shared, self.chief)
         self.own = tf.local_variables_initializer()  # which may begin from the weights
-        self.check, self.parting = (
-            alike.Check(peers, shared),
-            parting.Parting(args, run),
-        )
+        self.check = alike.Check(peers, shared)
+        self.parting = parting.Parting(args, run)
         self.lobby = lobby.Lobby(args, target, config, said)
         self.model = model.Model(args, kept, checkpoint.saver)
         self.join = run.join(self.lobby.name())
@@ -59,7 +57,6 @@ class Meeting:
         `initializer` and `feed` are the input pipeline's. The chief alone restores and
         saves; the others begin with start weights, and take over what it has.
         """
-
         first = self.model.initialise if self.chief else self._start_weights
         return tf.train.Scaffold(
             init_op=tf.no_op(),

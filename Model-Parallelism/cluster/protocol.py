@@ -141,8 +141,8 @@ class Protocol:
 
     def _go_on(self, report):
         """Waits until the ps are there again, and what the chief has restored."""
-        who = "a ps" if self.args.ps_hosts else "the chief"
-        print(f"lost {who}: waiting for it, to go on from the last checkpoint")
+        lost = "lost a ps" if self.args.ps_hosts else "lost the chief"
+        print(f"{lost}: waiting for it, to go on from the last checkpoint")
         self.lobby.wait_for_ps(self.args.patience)
         if not self.chief:
             self.lobby.wait_for_chief(self.args.patience)
