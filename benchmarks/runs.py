@@ -378,9 +378,9 @@ class Progress:
 def in_rounds(jobs, args, name, code):
     """Makes the jobs in turn, `args.rounds` times; returns the rounds and the progress.
 
-    A round is {key: result}. What is finished is kept in NAME.json in `args.out`,
-    beside `code`: what was measured with other code is forgotten, and so is all with
-    `args.again`.
+    A round is {key: result}; one that was not begun is left out. What is finished is
+    kept in NAME.json in `args.out`, beside `code`: what was measured with other code is
+    forgotten, and so is all with `args.again`.
     """
     path = args.out / f"{name}.json"
     rounds = [] if args.again else kept(path, code)
@@ -400,7 +400,7 @@ def in_rounds(jobs, args, name, code):
             if result is not None:
                 measured[job.key] = result
                 write_json(path, {"code": code, "rounds": rounds})
-    return rounds, progress
+    return [measured for measured in rounds if measured], progress
 
 
 def kept(path, code):
