@@ -185,6 +185,10 @@ def markdown(rounds, only):
         ]
         return runs.spread(values, digits)
 
+    def error(key):
+        made = [measured[key]["rmse"] for measured in rounds if key in measured]
+        return "diverges" if None in made else cell(key, "rmse", 4)
+
     text = runs.count_of(rounds)
     if "rates" in only:
         rows = [
@@ -200,7 +204,7 @@ def markdown(rounds, only):
         head = ["skew", "Δ", "ρ", "overlap"] + [f"{n} workers" for n in WORKERS]
         rows = [
             [skew, *[f"{value:.4f}" for value in sparsity(skew)]]
-            + [cell(f"{n}, {skew}", "rmse", 4) for n in WORKERS]
+            + [error(f"{n}, {skew}") for n in WORKERS]
             for skew in SKEWS
         ]
         text += "\n### rmse against collisions (noise 0.1)\n\n" + runs.table(head, rows)
@@ -212,6 +216,8 @@ def markdown(rounds, only):
         ]
         head = ["micro-batches", "bubble", "(S − 1) / (M + S − 1)", "ms"]
         text += "\n### Two stages\n\n" + runs.table(head, rows)
+        text += "\n![the bubble against M](division-bubble.png)\n"
+        text += "\n![what two stages do when, M = 4](division-timeline.png)\n"
     return text
 
 
