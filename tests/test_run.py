@@ -383,22 +383,19 @@ def test_three_shells_in_three_directories(tmp_path):
             assert not strange, run.output
 
 
-def test_a_ps_that_dies_when_the_others_have_left(tmp_path):
-    """It takes their reports and the last steps with it; the chief does them again."""
+def test_a_ps_that_dies_when_the_others_are_done(tmp_path):
+    """It takes their reports and the last steps with it; nobody has left: all go on."""
     copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
     arguments = ["--steps", "3", "--slow_workers", "3,0"]
     with run_sh(copy, *arguments, MAX_RESTARTS="1", LOGDIR=str(logdir)) as run:
-        run.wait_for("[worker 0] center/part_0")
-        other = run.task("worker", 1)
-        run.wait_for("[worker 1] step 3/3")
-        other.wait(10)  # while the chief is in its first round
+        run.wait_for("[worker 1] step 3/3")  # while the chief is in its first round
         run.task("ps", 0).kill()
         assert run.wait() == 0, run.output
         run.nothing_left()
     assert "ps 0 ended with status 137; restart 1 of 1" in run.output
-    assert "worker 1 is gone: the run ends without it" in run.output
+    assert "is gone" not in run.output
     assert result(logdir)["global_steps"] == 3
-    assert result(logdir)["rounds_per_worker"] == {"0": 3, "1": 0}
+    assert sum(result(logdir)["rounds_per_worker"].values()) == 3
 
 
 @pytest.mark.parametrize("folder", ["HogWild", BOUNDED])
