@@ -15,7 +15,7 @@ def add_flags(parser):
     add("--momentum", type=flags.fraction, default=0.9, help="μ, or Adam's β₁")
     add("--decay_rate", type=flags.positive, default=0.5, help="d")
     add("--decay_steps", type=flags.positive_int, default=400, help="until η is d η")
-    add("--clip_norm", type=flags.positive, help="most that ‖g‖ may be (None: any)")
+    add("--clip_norm", type=flags.not_negative, default=2, help="most of ‖g‖; 0: any")
 
 
 def learning_rate(args, t):
@@ -40,8 +40,9 @@ def of(args, place):
     def momentum(i, w, g, t, rate):
         # m ← μ m + g,  w ← w − η_t m   (Sutskever et al. 2013, equations 1 and 2)
         return tf.raw_ops.ResourceApplyMomentum(
-            var=w.handle, accum=m[i].handle, lr=rate, grad=g, momentum=args.momentum
-        )
+            var=w.handle, accum=m[i].handle, lr=rate, grad=g, momentum=args.momentum,
+            use_locking=True,  # two updates at once would lose one, or half of one
+        )  # fmt: skip
 
     if args.optimizer == "momentum":
         return momentum
@@ -54,7 +55,7 @@ def of(args, place):
         betas = dict(zip(("beta1_power", "beta2_power"), powers, strict=True))
         return tf.raw_ops.ResourceApplyAdam(
             var=w.handle, m=m[i].handle, v=v[i].handle, lr=rate, grad=g,
-            beta1=args.momentum, beta2=beta, epsilon=1e-8, **betas,
+            beta1=args.momentum, beta2=beta, epsilon=1e-8, use_locking=True, **betas,
         )  # fmt: skip
 
     return adam

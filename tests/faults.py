@@ -198,7 +198,6 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="four cells")
     parser.add_argument("--only", default="", help="words of a cell's name, by comma")
     parser.add_argument("--missing", action="store_true", help="cells without a result")
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin none later")
     args = parser.parse_args()
     target = launch.REPO / "benchmarks" / "results"
     target.mkdir(exist_ok=True)
@@ -212,8 +211,6 @@ def main() -> int:
         chosen = [c for c in chosen if name(c) not in kept]
     failed, began = 0, time.monotonic()
     for number, cell in enumerate(chosen, 1):
-        if time.monotonic() - began > 60 * args.minutes:
-            break
         with tempfile.TemporaryDirectory() as where:
             found = run(cell, pathlib.Path(where))
         wrong = verdict(found)

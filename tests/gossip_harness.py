@@ -24,23 +24,12 @@ FOLDER = "Gossip-SGD"
 LIMIT = 60  # seconds until a call that hangs is an error
 
 instead: dict[str, types.ModuleType] = {}  # what stands for the script or for gossip
-_clusters: dict[int, tuple] = {}
 _runs = itertools.count(1)
 
 
-def servers(workers: int) -> tuple:
-    """Returns the workers' addresses and targets; started on first use."""
-    if workers not in _clusters:
-        base = launch.free_ports(workers)
-        hosts = [f"localhost:{base + i}" for i in range(workers)]
-        spec = tf.train.ClusterSpec({"worker": hosts})
-        config = tf.ConfigProto(inter_op_parallelism_threads=16)
-        started = [
-            tf.train.Server(spec, job_name="worker", task_index=k, config=config)
-            for k in range(workers)
-        ]
-        _clusters[workers] = hosts, [server.target for server in started], started
-    return _clusters[workers][:2]
+def plain(_: int) -> tf.ConfigProto:
+    """Returns the configuration of every server: it need not know of the others."""
+    return tf.ConfigProto()
 
 
 def parse(schedule: str) -> list[tuple[str, int, int | None]]:
@@ -58,7 +47,7 @@ class Gossiper:
     def __init__(self, run: Gossip, index: int) -> None:
         self.run, self.index = run, index
         workers = len(run.streams)
-        hosts, targets = servers(workers)
+        hosts, targets = harness.peers(workers, plain)
         device = tf.device(f"/job:worker/task:{index}")
         self.graph = tf.Graph()
         with self.graph.as_default(), self.graph.container(run.name), device:

@@ -57,6 +57,7 @@ LIMIT = 20  # seconds until a call that hangs is an error
 
 instead: dict[str, types.ModuleType] = {}  # scripts that stand for others: mutations.py
 _clusters: dict[int, tuple] = {}
+_peers: dict[tuple, tuple] = {}
 _runs = itertools.count()
 
 # What became of a push: global step after it, staleness, one of books' four constants,
@@ -83,6 +84,26 @@ def servers(num_ps: int) -> tuple:
         targets = [server.target for server in started[num_ps:]]
         _clusters[num_ps] = spec, hosts, targets, started
     return _clusters[num_ps][:3]
+
+
+def peers(workers: int, config: Callable) -> tuple:
+    """Returns addresses and targets of workers without a ps; started on first use.
+
+    `config(k)` is the ConfigProto of worker k.
+    """
+    if (workers, config) not in _peers:
+        base = launch.free_ports(workers)
+        hosts = [f"localhost:{base + i}" for i in range(workers)]
+        spec = tf.train.ClusterSpec({"worker": hosts})
+        started = []
+        for k in range(workers):
+            own = config(k)
+            own.inter_op_parallelism_threads = 16
+            server = tf.train.Server(spec, job_name="worker", task_index=k, config=own)
+            started.append(server)
+        targets = [server.target for server in started]
+        _peers[workers, config] = hosts, targets, started
+    return _peers[workers, config][:2]
 
 
 def parse(schedule: str) -> list[tuple[str, int]]:

@@ -307,6 +307,20 @@ class ByHand:
             task.__exit__()
 
 
+class WorkersByHand(ByHand):
+    """The same for a run without ps: every task is a worker."""
+
+    def __init__(self, copy: pathlib.Path, *flags: str, workers: int = 2) -> None:
+        super().__init__(copy, *flags, num_ps=0, workers=workers)
+
+    def start(self, index: int, *flags: str, **env: str) -> Launch:
+        """Starts one worker."""
+        hosts = f"--worker_hosts={','.join(self.workers)}"
+        task = [f"--task_index={index}", hosts, *self.flags, *flags]
+        self.started.append(run_task(self.copy, *task, **env))
+        return self.started[-1]
+
+
 def result(logdir: pathlib.Path) -> dict:
     """Returns result.json."""
     return json.loads((logdir / "result.json").read_text())

@@ -22,13 +22,11 @@ import sys
 import types
 from collections.abc import Iterator
 
+import harness
+import launch
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tools")]
-
-import harness  # noqa: E402
-import launch  # noqa: E402
 
 FILES = ("test_conformance.py", "test_sync.py", "test_rounds.py", "test_bounded.py")
 SLOW = ("any_run", "books_of_any", "placement", "real_processes", "way_of_one_process")

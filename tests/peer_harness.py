@@ -31,26 +31,7 @@ SCHEMES = {  # folder: the flags of the hand-computed traces
 LIMIT = 60  # seconds until a call that hangs is an error
 
 instead: dict[str, types.ModuleType] = {}  # scripts that stand for others
-_clusters: dict[int, tuple] = {}
 _runs = itertools.count(1)
-
-
-def servers(workers: int) -> tuple:
-    """Returns the workers' addresses and targets; started on first use."""
-    if workers not in _clusters:
-        base = launch.free_ports(workers)
-        hosts = [f"localhost:{base + i}" for i in range(workers)]
-        spec = tf.train.ClusterSpec({"worker": hosts})
-        started = []
-        for k in range(workers):
-            config = ring.config(k)
-            config.inter_op_parallelism_threads = 16
-            server = tf.train.Server(
-                spec, job_name="worker", task_index=k, config=config
-            )
-            started.append(server)
-        _clusters[workers] = hosts, [server.target for server in started], started
-    return _clusters[workers][:2]
 
 
 class Peer:
@@ -58,7 +39,7 @@ class Peer:
 
     def __init__(self, run: Peers, index: int) -> None:
         self.run, self.index = run, index
-        hosts, targets = servers(len(run.streams))
+        hosts, targets = harness.peers(len(run.streams), ring.config)
         self.graph = tf.Graph()
         device = tf.device(f"/job:worker/task:{index}")
         with self.graph.as_default(), self.graph.container(run.name), device:

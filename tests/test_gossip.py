@@ -341,6 +341,14 @@ def wait_for_step(run, worker: int, step: int) -> None:
     raise AssertionError(run.output)
 
 
+def ends_well(run) -> None:
+    """Waits for the end, with nothing left behind and no strange line printed."""
+    assert run.wait() == 0, run.output
+    run.nothing_left()
+    strange = [line for line in run.lines if not LINE.fullmatch(line)]
+    assert not strange, run.output
+
+
 def test_a_worker_dies_and_comes_back(tmp_path) -> None:
     """The others go on meanwhile, and it takes part again; then nothing is left."""
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "a logdir"
@@ -351,10 +359,7 @@ def test_a_worker_dies_and_comes_back(tmp_path) -> None:
         wait_for_step(run, 2, 100)
         run.task("worker", 1).kill()
         run.wait_for("worker 1 ended with status 137; restart 1 of 1")
-        assert run.wait() == 0, run.output
-        run.nothing_left()
-    strange = [line for line in run.lines if not LINE.fullmatch(line)]
-    assert not strange, run.output
+        ends_well(run)
     check(result(logdir), 3, 700)
     assert launch.tree(copy) == before
 
@@ -368,28 +373,11 @@ def test_the_chief_dies_and_comes_back(tmp_path) -> None:
         wait_for_step(run, 1, 160)
         run.task("worker", 0).kill()
         run.wait_for("lost the chief: waiting for it, to go on from the last")
-        assert run.wait() == 0, run.output
-        run.nothing_left()
-    strange = [line for line in run.lines if not LINE.fullmatch(line)]
-    assert not strange, run.output
+        ends_well(run)
     done = result(logdir)
     resumed = [int(x.split()[-1]) for x in run.lines if "resumes from" in x]
     assert [done["resumed_from"]] == resumed and 0 < resumed[0] < 800
     check(done, 2, 800)
-
-
-class ByHand(launch.ByHand):
-    """The workers of one run, each started by hand."""
-
-    def __init__(self, copy, *flags: str, workers: int = 2) -> None:
-        super().__init__(copy, *flags, num_ps=0, workers=workers)
-
-    def start(self, index: int, *flags: str, **env: str) -> launch.Launch:
-        """Starts one worker."""
-        hosts = f"--worker_hosts={','.join(self.workers)}"
-        task = [f"--task_index={index}", hosts, *self.flags, *flags]
-        self.started.append(launch.run_task(self.copy, *task, **env))
-        return self.started[-1]
 
 
 @launch.if_thorough
@@ -398,7 +386,7 @@ def test_the_others_go_on_without_one(kind, tmp_path) -> None:
     """It is killed, or silent for good: the run ends well, and says so."""
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
     flags = ["--steps=1000", "--slow_workers=0.01", "--patience=10"]
-    with ByHand(copy, *flags, f"--logdir={logdir}", workers=3) as hand:
+    with launch.WorkersByHand(copy, *flags, f"--logdir={logdir}", workers=3) as hand:
         tasks = [hand.start(k) for k in range(3)]
         for task in tasks:
             task.wait_for("  loss ")

@@ -488,6 +488,27 @@ def test_synchronous_steps_are_the_mean_of_all(optimizer, num_ps) -> None:
                 np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_no_update_is_lost_when_all_push_at_once(optimizer) -> None:
+    """Each holds its variable's lock; of Momentum's every one moves w by the rate."""
+    elements, pushes = 300_000, 40
+    model = models.Network(["w"], lambda i: tf.zeros([elements]), [(elements,)], None)
+    flags = [f"--optimizer={optimizer}", "--momentum=0", "--decay_rate=1"]
+    flags += ["--clip_norm=0", "--learning_rate=0.5"]
+    streams = [np.zeros([2], np.float32)] * 3
+    with Run(
+        *flags, model=model, loss=lambda w, _: tf.reduce_sum(w[0]), streams=streams
+    ) as run:
+        run.at_once(pushes)
+        (w,) = run.made[0].now()
+        operations = run.made[0].graph.get_operations()
+    applied = [o for o in operations if o.type.startswith("ResourceApply")]
+    assert applied and all(o.get_attr("use_locking") for o in applied)
+    np.testing.assert_allclose(w, np.full(elements, w[0]), rtol=1e-4)
+    if optimizer == "momentum":  # Adam's correction depends on who comes first
+        assert w[0] == pytest.approx(-0.5 * 3 * pushes, rel=1e-4)
+
+
 def equality(issync: int, steps: int = 5) -> tuple[float, float]:
     """Returns how far 2 workers are from 1 with both batches, and how far that went.
 
@@ -503,7 +524,7 @@ def equality(issync: int, steps: int = 5) -> tuple[float, float]:
         return models.loss(model.logits(values, batch[0]), batch[1])
 
     pairs = images.reshape(steps, 16, 28, 28, 1), labels.reshape(steps, 16)
-    flags = [f"--issync={issync}", "--learning_rate=0.02"]
+    flags = [f"--issync={issync}", "--learning_rate=0.02", "--clip_norm=0"]
     with Run(*flags, model=model, loss=loss, streams=[pairs]) as run:
         first = run.made[0].now()
         for _ in range(steps):

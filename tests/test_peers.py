@@ -590,26 +590,12 @@ def test_a_ring_that_breaks_is_closed_again(folder, killed, tmp_path) -> None:
         assert "Traceback" not in log.read_text(), log.name
 
 
-class ByHand(launch.ByHand):
-    """The workers of a run, each started by hand."""
-
-    def __init__(self, copy, *flags: str, workers: int = 2) -> None:
-        super().__init__(copy, *flags, num_ps=0, workers=workers)
-
-    def start(self, index: int, *flags: str, **env: str) -> launch.Launch:
-        """Starts one worker."""
-        hosts = f"--worker_hosts={','.join(self.workers)}"
-        task = [f"--task_index={index}", hosts, *self.flags, *flags]
-        self.started.append(launch.run_task(self.copy, *task, **env))
-        return self.started[-1]
-
-
 def test_by_hand_lost_workers(tmp_path) -> None:
     """One is killed: the others end and say which. One is silent: after --patience."""
     copy = copy_of(RING, tmp_path)
     flags = [*ENDLESS, "--patience", "4", "--logdir", str(tmp_path / "logdir")]
     for kind, status in ((signal.SIGKILL, 138), (signal.SIGSTOP, 138)):
-        with ByHand(copy, *flags, workers=3) as hand:
+        with launch.WorkersByHand(copy, *flags, workers=3) as hand:
             tasks = [hand.start(k) for k in range(3)]
             for task in tasks:
                 task.wait_for("  loss ")
@@ -655,7 +641,7 @@ def test_tf_config_and_another_number_of_workers(tmp_path) -> None:
     """Three by TF_CONFIG, two after them by flags, and one that is of another run."""
     copy, logdir = copy_of(RING, tmp_path), tmp_path / "logdir"
     flags = ["--logdir", str(logdir)]
-    with ByHand(copy, *flags, "--steps", "200", workers=3) as hand:
+    with launch.WorkersByHand(copy, *flags, "--steps", "200", workers=3) as hand:
         cluster = {"chief": hand.workers[:1], "worker": hand.workers[1:]}
         tasks = []
         for job, index in (("chief", 0), ("worker", 0), ("worker", 1)):
@@ -666,7 +652,7 @@ def test_tf_config_and_another_number_of_workers(tmp_path) -> None:
         for task in tasks:
             assert task.wait(120) == 0, task.output
     check(RING, result(logdir), 3, 200)
-    with ByHand(copy, *flags, "--steps", "300") as hand:
+    with launch.WorkersByHand(copy, *flags, "--steps", "300") as hand:
         chief = hand.start(0)
         other = hand.start(1, "--learning_rate=0.2")
         assert other.wait(90) == 2, other.output
