@@ -616,6 +616,20 @@ def test_by_hand_lost_workers(tmp_path) -> None:
             tasks[1].process.send_signal(signal.SIGCONT)
 
 
+def test_a_worker_that_dies_while_the_chief_is_busy(tmp_path) -> None:
+    """The chief says so at once, and not when its round of 1,000 s is over."""
+    copy, logdir = copy_of(RING, tmp_path), tmp_path / "logdir"
+    flags = [*ENDLESS, "--slow_workers", "1000,0", "--logdir", str(logdir)]
+    with launch.WorkersByHand(copy, *flags) as hand:
+        tasks = [hand.start(k) for k in range(2)]
+        wait_until((logdir / "checkpoint").exists, 60, tasks[0])
+        time.sleep(10)  # both have begun their first round
+        tasks[1].process.kill()
+        assert tasks[0].wait(20) == 138, tasks[0].output
+        where = f"worker 1 at {hand.workers[1]}"
+        assert f"lost {where}, and a ring" in tasks[0].lines[-1], tasks[0].output
+
+
 def test_ctrl_c_busy_port_and_a_ps_that_is_not_wanted(tmp_path) -> None:
     copy = copy_of(RING, tmp_path)
     with run_sh(copy, NUM_PS="1") as run:

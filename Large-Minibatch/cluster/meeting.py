@@ -57,17 +57,13 @@ class Meeting:
         `initializer` and `feed` are the input pipeline's. The chief alone restores and
         saves; the others begin with start weights, and take over what it has.
         """
-        first = self.model.initialise if self.chief else self._start_weights
         return tf.train.Scaffold(
-            init_op=tf.no_op(),
-            init_fn=lambda _, session: first(session),
+            init_op=tf.no_op() if self.chief else self.model.initializer,
+            init_fn=(lambda _, s: self.model.initialise(s)) if self.chief else None,
             local_init_op=tf.group(tf.local_variables_initializer(), initializer),
             local_init_feed_dict=feed,
             saver=self.model.saver,
         )
-
-    def _start_weights(self, session):
-        session.run(self.model.initializer)
 
     def hook(self):
         """Returns the hook that opens an incarnation (chief) and joins it (all)."""
@@ -130,11 +126,14 @@ class Meeting:
     # --- Loss -----------------------------------------------------------------
 
     def _listen(self):
-        """chief: ends the program when it has not heard of a worker for long."""
+        """chief: ends when a worker is gone, which a first all-reduce cannot tell."""
         with contextlib.suppress(tf.errors.OpError), self._short() as session:
             while not self.ended.wait(watch.BEAT):
                 quiet = session.run(self.quiet)
-                worker = int(np.argmax(quiet))
+                worker, late = int(np.argmax(quiet)), max(quiet) > 1.5 * watch.BEAT
+                gone = late and watch.silent_ps(self.args.worker_hosts) is not None
+                if gone and not self.ended.is_set():
+                    self._leave()
                 if quiet[worker] > self.args.patience and not self.ended.is_set():
                     where = self._where(worker)
                     leave_now(f"no answer in {quiet[worker]:.0f} s from {where}", AGAIN)
