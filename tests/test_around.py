@@ -629,7 +629,9 @@ KILLED = {  # folder: the task that is killed, flags, and how good it is to beco
 }
 
 
-@pytest.mark.parametrize("folder", KILLED)
+@pytest.mark.parametrize(
+    "folder", [pytest.param(IN_GRAPH, marks=launch.if_thorough), SPLIT, TABLE]
+)
 def test_a_run_one_of_whose_tasks_dies_and_comes_back(folder, tmp_path) -> None:
     """All updates are made, the books account for each, nothing is left."""
     (job, index), flags, (metric, least) = KILLED[folder]

@@ -596,7 +596,7 @@ def test_one_hogwild_worker_goes_the_way_of_one_process() -> None:
     assert np.abs(expected).max() > 0.1
 
 
-@NUM_PS
+@pytest.mark.parametrize("num_ps", [pytest.param(1, marks=launch.if_thorough), 2])
 @pytest.mark.parametrize("folder", harness.SCHEMES)
 def test_placement(folder: str, num_ps: int) -> None:
     """Shared state on the ps, the rest on its worker, in the graph as it runs."""

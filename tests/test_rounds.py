@@ -75,7 +75,9 @@ def centers_by_rule(folder: str, count: int, start: np.ndarray) -> list:
 # --- One worker: many rounds are the rule, round by round ---------------------
 
 
-@pytest.mark.parametrize(("count", "num_ps"), [(3, 2), (10, 1)])
+@pytest.mark.parametrize(
+    ("count", "num_ps"), [(4, 2), pytest.param(10, 1, marks=launch.if_thorough)]
+)
 @pytest.mark.parametrize("folder", SCHEMES)
 def test_one_worker_in_calls_is_its_rule(folder: str, count: int, num_ps: int) -> None:
     """As the rounds are one by one: their mini-batches, losses, numbers, and w.

@@ -76,7 +76,7 @@ if launch.THOROUGH:
     KILLED["AEASGD"] = KILLED[BOUNDED] = [("worker", 1, 1), ("ps", 1, 100)]
 
 
-@pytest.mark.parametrize("folder", SCHEMES)
+@pytest.mark.parametrize("folder", [f for f in SCHEMES if f != "Fault-Tolerance"])
 def test_a_run_whose_tasks_die_and_come_back(folder, tmp_path):
     """On 2 ps. A ps dies, and the run is taken up from its last checkpoint.
 
@@ -398,7 +398,9 @@ def test_a_ps_that_dies_when_the_others_are_done(tmp_path):
     assert sum(result(logdir)["rounds_per_worker"].values()) == 3
 
 
-@pytest.mark.parametrize("folder", ["HogWild", BOUNDED])
+@pytest.mark.parametrize(
+    "folder", ["HogWild", pytest.param(BOUNDED, marks=launch.if_thorough)]
+)
 def test_by_hand_a_killed_worker_does_not_keep_the_others(folder, tmp_path):
     """The others finish, the chief leaves last, the ps goes home.
 
