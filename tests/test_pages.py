@@ -116,6 +116,7 @@ for argument; do
 done
 """
 BEHIND = {
+    "apt": STANDS_IN,
     "pip": STANDS_IN,
     "jupyter": STANDS_IN,
     "tensorboard": STANDS_IN,
