@@ -41,7 +41,7 @@ def of(args, place):
         # m ← μ m + g,  w ← w − η_t m   (Sutskever et al. 2013, equations 1 and 2)
         return tf.raw_ops.ResourceApplyMomentum(
             var=w.handle, accum=m[i].handle, lr=rate, grad=g, momentum=args.momentum,
-            use_locking=True,  # two updates at once would lose one, or half of one
+            use_locking=True,  # or two updates at once may lose one
         )  # fmt: skip
 
     if args.optimizer == "momentum":

@@ -621,13 +621,15 @@ def test_a_worker_that_dies_while_the_chief_is_busy(tmp_path) -> None:
     copy, logdir = copy_of(RING, tmp_path), tmp_path / "logdir"
     flags = [*ENDLESS, "--slow_workers", "1000,0", "--logdir", str(logdir)]
     with launch.WorkersByHand(copy, *flags) as hand:
-        tasks = [hand.start(k) for k in range(2)]
-        wait_until((logdir / "checkpoint").exists, 60, tasks[0])
+        other = hand.start(1)
+        other.wait_for("still waiting for worker 0")  # it can join at once
+        chief = hand.start(0)
+        wait_until((logdir / "checkpoint").exists, 60, chief)
         time.sleep(10)  # both have begun their first round
-        tasks[1].process.kill()
-        assert tasks[0].wait(20) == 138, tasks[0].output
+        other.process.kill()
+        assert chief.wait(20) == 138, chief.output
         where = f"worker 1 at {hand.workers[1]}"
-        assert f"lost {where}, and a ring" in tasks[0].lines[-1], tasks[0].output
+        assert f"lost {where}, and a ring" in chief.lines[-1], chief.output
 
 
 def test_ctrl_c_busy_port_and_a_ps_that_is_not_wanted(tmp_path) -> None:

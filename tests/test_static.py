@@ -119,10 +119,11 @@ def mutations(name: str, text: str, every: bool) -> Iterator[str]:
 
 
 # The first folder that has a copy of these bytes: the others' lines are the same ones.
-FIRST = {}
-for folder in COPIES:
-    for name in COPIED[folder]:
-        FIRST.setdefault(copies.read(REPO / folder / name), f"{folder}/{name}")
+FIRST = {
+    copies.read(REPO / folder / name): f"{folder}/{name}"
+    for folder in reversed(COPIES)
+    for name in COPIED[folder]
+}
 
 
 @pytest.mark.parametrize("folder", COPIES)

@@ -126,7 +126,7 @@ class Meeting:
     # --- Loss -----------------------------------------------------------------
 
     def _listen(self):
-        """chief: ends when a worker is gone, which a first all-reduce cannot tell."""
+        """chief: ends when a worker is gone, also while a call waits for it."""
         with contextlib.suppress(tf.errors.OpError), self._short() as session:
             while not self.ended.wait(watch.BEAT):
                 quiet = session.run(self.quiet)
