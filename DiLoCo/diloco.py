@@ -21,7 +21,7 @@ from cluster import (
     flags,
     fragments,
     lockstep,
-    meeting,
+    members,
     report,
     ring,
     rounds,
@@ -36,14 +36,13 @@ from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is firs
 def parse_args(argv=None):
     parser = flags.parser("DiLoCo", __doc__)
     flags.add_cluster_flags(parser, jobs=["worker"])
+    members.add_flag(parser)
     add = parser.add_argument
     add("--window", type=flags.positive_int, default=50, help="T, inner steps")
     add("--weight_decay", type=flags.fraction, default=0.1, help="λ of AdamW")
     add("--outer_learning_rate", type=flags.positive, default=0.7, help="η_o")
     add("--momentum", type=flags.fraction, default=0.9, help="μ, outer, Nesterov's")
-    add(
-        "--fragments", type=flags.positive_int, default=1, help="F; T / F steps a round"
-    )
+    add("--fragments", type=flags.positive_int, default=1, help="F; T / F steps each")
     parser.set_defaults(steps=40, learning_rate=0.001)
     args = flags.parse(parser, argv)
     if args.window % args.fragments:
@@ -132,8 +131,9 @@ def graph(args, center, kept, peers, shared, batch, loss, last):
 
 def main():
     args = parse_args()
+    start.begin(args, problem, name=f"{args.job_name}-{args.task_index}")
+    members.gather(args)
     me, workers = args.task_index, len(args.worker_hosts)
-    start.begin(args, problem, name=f"{args.job_name}-{me}")
     data = flags.data(problem, args, workers)
 
     # Cluster and server: every worker knows every address, and serves its own part.
@@ -157,7 +157,7 @@ def main():
 
     # Session: each worker has its own; the chief's restores and saves.
     elements = learning.start.shape.num_elements()
-    run = meeting.Meeting(args, server.target, config, kept, peers, elements)
+    run = members.Meeting(args, server.target, config, kept, peers, elements)
     notes = report.Report(args, learning.metric, test)
     options = dict(
         master=server.target,

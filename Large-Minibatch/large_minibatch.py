@@ -20,7 +20,7 @@ from cluster import (
     exits,
     flags,
     lockstep,
-    meeting,
+    members,
     report,
     ring,
     rounds,
@@ -35,6 +35,7 @@ from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is firs
 def parse_args(argv=None):
     parser = flags.parser("Large-Minibatch", __doc__)
     flags.add_cluster_flags(parser, jobs=["worker"])
+    members.add_flag(parser)
     add = parser.add_argument
     add("--scaling", choices=["none", "linear"], default="linear", help="of η, with k")
     add("--warmup_steps", type=flags.natural, default=100, help="W, updates until k η")
@@ -96,8 +97,9 @@ def graph(args, center, kept, peers, shared, batch, loss, last):
 
 def main():
     args = parse_args()
+    start.begin(args, problem, name=f"{args.job_name}-{args.task_index}")
+    members.gather(args)
     me, workers = args.task_index, len(args.worker_hosts)
-    start.begin(args, problem, name=f"{args.job_name}-{me}")
     data = flags.data(problem, args, workers)
 
     # Cluster and server: every worker knows every address, and serves its own part.
@@ -121,7 +123,7 @@ def main():
 
     # Session: each worker has its own; the chief's restores and saves.
     elements = learning.start.shape.num_elements()
-    run = meeting.Meeting(args, server.target, config, kept, peers, elements)
+    run = members.Meeting(args, server.target, config, kept, peers, elements)
     notes = report.Report(args, learning.metric, test)
     options = dict(
         master=server.target,

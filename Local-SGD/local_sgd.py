@@ -19,7 +19,7 @@ from cluster import (
     exits,
     flags,
     lockstep,
-    meeting,
+    members,
     report,
     ring,
     rounds,
@@ -34,6 +34,7 @@ from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is firs
 def parse_args(argv=None):
     parser = flags.parser("Local-SGD", __doc__)
     flags.add_cluster_flags(parser, jobs=["worker"])
+    members.add_flag(parser)
     add = parser.add_argument
     add("--window", type=flags.positive_int, default=8, help="T, local steps a round")
     add(
@@ -100,8 +101,9 @@ def graph(args, center, kept, peers, shared, batch, loss, last):
 
 def main():
     args = parse_args()
+    start.begin(args, problem, name=f"{args.job_name}-{args.task_index}")
+    members.gather(args)
     me, workers = args.task_index, len(args.worker_hosts)
-    start.begin(args, problem, name=f"{args.job_name}-{me}")
     data = flags.data(problem, args, workers)
 
     # Cluster and server: every worker knows every address, and serves its own part.
@@ -125,7 +127,7 @@ def main():
 
     # Session: each worker has its own; the chief's restores and saves.
     elements = learning.start.shape.num_elements()
-    run = meeting.Meeting(args, server.target, config, kept, peers, elements)
+    run = members.Meeting(args, server.target, config, kept, peers, elements)
     notes = report.Report(args, learning.metric, test)
     options = dict(
         master=server.target,

@@ -33,6 +33,7 @@ kept; the next start repeats none whose example is unchanged.
 import json
 import statistics
 import sys
+import tempfile
 from collections import Counter, namedtuple
 
 import figures
@@ -92,6 +93,7 @@ SIMULATED_RATE = {1: 0.8, 2: 0.8, 4: 0.4, 8: 0.2}
 
 # A run: what it is called, the example, its flags, its workers, a guess of its
 # seconds, and (old, new) where it runs a copy of the script with one text replaced.
+# With several numbers of workers it is begun once for each, see `in_turn`.
 Run = namedtuple(
     "Run", "part label x folder flags workers cost change", defaults=[None]
 )
@@ -316,6 +318,27 @@ def plan(parts, scale=1.0, every=1, seeds=1):
     return [run for run in found if run.folder in there]
 
 
+def numbers(run):
+    """Returns the numbers of workers that a run has, one after the other."""
+    return run.workers if isinstance(run.workers, tuple) else (run.workers,)
+
+
+def in_turn(run, timeout, ps=None, **more):
+    """Makes a run, begun anew from its checkpoint for each number of workers.
+
+    Each has an equal share of the global steps, which `--steps` has. Returns the last
+    result; the examples in it are those of all.
+    """
+    place = run.flags.index("--steps") + 1
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as logdir:
+        for number, workers in enumerate(numbers(run), 1):
+            flags = list(run.flags)
+            flags[place] = run.flags[place] * number // len(numbers(run))
+            options = [flags, ps, workers, timeout, run.change]
+            result = runs.run_example(run.folder, *options, logdir=logdir, **more)
+    return result
+
+
 class Cache:
     """The finished runs, by command, in a JSON file."""
 
@@ -329,7 +352,8 @@ class Cache:
         """Returns the command of a run, which is what it is known by."""
         flags = " ".join(map(str, run.flags))
         changed = f"  # with {' '.join(run.change[1].split())}" if run.change else ""
-        return f"NUM_WORKERS={run.workers} bash {run.folder}/run.sh {flags}{changed}"
+        workers = ",".join(map(str, numbers(run)))
+        return f"NUM_WORKERS={workers} bash {run.folder}/run.sh {flags}{changed}"
 
     def get(self, run):
         """Returns the result of a run, None if it is not there or of other code."""
@@ -372,6 +396,8 @@ def measure(planned, cache, timeout, ps=1, logs=None):
 
         def make(run=run):
             more = {"logs": logs[run.part]} if run.part in logs else {}
+            if len(numbers(run)) > 1:
+                return in_turn(run, timeout, ps, **more)
             return runs.run_example(
                 run.folder, run.flags, ps, run.workers, timeout, run.change, **more
             )

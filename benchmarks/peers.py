@@ -6,6 +6,7 @@
     large    the same with a center variable of 100 MB: bytes/s too
     local    Local-SGD: accuracy against T, with shards alike and sorted by label
     outer    DiLoCo: test loss with and without its outer optimizer
+    pool     DiLoCo: test loss when workers come and go between its rounds
     bytes    DiLoCo and Ring-All-Reduce: accuracy against what was sent
     slow     Gossip-SGD, Ring-All-Reduce and HogWild: examples/s with one straggler
     batch    Large-Minibatch: accuracy after as many epochs at k times the batch, and
@@ -39,7 +40,7 @@ import runs
 from claims import Run
 
 RATES = ("rate", "large")
-CLAIMS = ("local", "outer", "bytes", "batch", "slow")
+CLAIMS = ("local", "outer", "pool", "bytes", "batch", "slow")
 RING, MIRRORED, LOCAL = "Ring-All-Reduce", "MultiWorkerMirrored", "Local-SGD"
 LARGE = "Large-Minibatch"
 SYNC, IN_GRAPH, HOROVOD = "Synchronous-SGD", "In-Graph-Replication", "Horovod"
@@ -67,6 +68,17 @@ OUTER = {
     "Nesterov, η_o = 0.7, μ = 0.9": ((0.7, 0.9), (0.047, 0.076, 0.094)),
     "Nesterov, η_o = 0.7, μ = 0.5": ((0.7, 0.5), (0.126, 0.128, 0.132)),
 }
+# Workers of part pool, one number after the other, each for as many rounds.
+POOLS = {
+    "one": (1,),
+    "four": (4,),
+    "four, begun four times": (4, 4, 4, 4),
+    "more and more": (1, 2, 3, 4),
+    "fewer and fewer": (4, 3, 2, 1),
+    "four, then one": (4, 4, 1, 1),
+    "one, then four": (1, 1, 4, 4),
+}
+POOL_WINDOW = 25
 LONG = 5000  # local steps of each worker, of part bytes
 EACH = 500  # mini-batches of each worker on average, of part slow
 SLOW = 0.1  # seconds that the straggler's gradients take longer; the others' take 0.01
@@ -256,6 +268,16 @@ def outer_runs(scale):
     return found
 
 
+def pool_runs(scale):
+    """Returns the runs of part pool."""
+    rounds = max(4, int(INNER * scale) // POOL_WINDOW)
+    flags = ["--window", POOL_WINDOW, "--steps", rounds]
+    return [
+        Run("pool", label, 0, "DiLoCo", flags, workers, 15 * len(workers))
+        for label, workers in POOLS.items()
+    ]
+
+
 def bytes_runs(scale):
     """Returns the runs of part bytes: local steps, and how often they are exchanged."""
     long = max(500, int(LONG * scale))
@@ -312,8 +334,8 @@ def curve(logdir):
     return {"curve": points}
 
 
-PLANS = {"local": local_runs, "outer": outer_runs, "bytes": bytes_runs}
-PLANS.update({"batch": batch_runs, "slow": slow_runs})
+PLANS = {"local": local_runs, "outer": outer_runs, "pool": pool_runs}
+PLANS.update({"bytes": bytes_runs, "batch": batch_runs, "slow": slow_runs})
 
 
 def plan(parts, scale=1.0, every=1):
@@ -361,6 +383,28 @@ def outer_text(found):
     if plain and nesterov:
         holds = nesterov["test_loss"] < plain["test_loss"]
     return text + verdict("outer Nesterov beats averaging (Douillard et al.)", holds)
+
+
+def pool_text(found):
+    """Returns the markdown of part pool."""
+    rows, losses = [], {}
+    for label, workers in POOLS.items():
+        result = found.get(label, {}).get(0)
+        losses[label] = result and result["test_loss"]
+        cells = [", ".join(map(str, workers)), "-", "-", "-"]
+        if result:
+            cells[1:] = [f"{result['examples']:,}", f"{losses[label]:.3f}"]
+            cells.append(claims.percent(result))
+        rows.append([label, *cells])
+    text = "### DiLoCo: workers that come and go between rounds\n\n"
+    header = ["", "workers, in turn", "examples", "test loss", "test accuracy"]
+    text += runs.table(header, rows)
+    text += f"\nT = {POOL_WINDOW}, {INNER // POOL_WINDOW} rounds, AdamW, η = 0.001.\n"
+    pairs = [("more and more", "fewer and fewer"), ("one, then four", "four, then one")]
+    holds = None
+    if all(losses[label] for pair in pairs for label in pair):
+        holds = all(abs(losses[a] - losses[b]) < 0.02 for a, b in pairs)
+    return text + verdict("how many examples, and not when (Douillard et al.)", holds)
 
 
 def bytes_text(found):
@@ -490,8 +534,8 @@ def write_results(out, rounds, found, quick=False):
     for part in RATES:
         if any(key.startswith(part) for measured in rounds for key in measured):
             texts.append(rate_text(rounds, part))
-    makers = {"local": local_text, "outer": outer_text, "bytes": bytes_text}
-    makers.update({"batch": batch_text, "slow": slow_text})
+    makers = {"local": local_text, "outer": outer_text, "pool": pool_text}
+    makers.update({"bytes": bytes_text, "batch": batch_text, "slow": slow_text})
     texts += [makers[part](results) for part, results in found.items() if results]
     if found.get("local"):
         path = out / "peers-local.png"
@@ -528,7 +572,11 @@ def main():
             logs={"batch": curve},
         )
         # Parts measured at another time are shown too.
-        found = {p: claims.grid(plan([p], args.scale, every), cache) for p in CLAIMS}
+        short = args.scale, every
+        found = {
+            part: claims.grid(plan([part], *short), cache, any_code=True)
+            for part in CLAIMS
+        }
         print(write_results(args.out, rounds, found, args.quick))
         second.failed += progress.failed
         second.end()

@@ -210,12 +210,13 @@ def run_example(
     root=REPO,
     variables=(),
     logs=None,
+    logdir=None,
 ):
     """Runs an example by its run.sh; returns result.json and what the clock said.
 
     `change` is as `variant` has it, `root` where the folder is, `variables` a dict for
     the environment; `logs(logdir)` returns a dict, of what is in the tasks' log files,
-    that is added to the result.
+    that is added to the result. With a `logdir` the run is in it, and leaves it there.
 
     Added to result.json: `first_step`, seconds from `bash run.sh` to the first
     update; `end`, seconds from the last update to the exit of run.sh. Training that
@@ -224,11 +225,12 @@ def run_example(
     """
     knobs = {} if ps is None else {"NUM_PS": ps}
     knobs |= {} if workers is None else {"NUM_WORKERS": workers}
-    logdir = tempfile.mkdtemp(prefix="benchmark-")
+    kept, logdir = logdir, logdir or tempfile.mkdtemp(prefix="benchmark-")
     env = environment(LOGDIR=logdir, TIMEOUT=timeout, **knobs, **dict(variables))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, logdir, ignore_errors=True)
+        if not kept:
+            stack.callback(shutil.rmtree, logdir, ignore_errors=True)
         source = stack.enter_context(variant(root / folder, change))
         command = ["bash", source / "run.sh"]
         command += flags

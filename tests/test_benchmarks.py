@@ -415,11 +415,31 @@ def test_runs_without_a_ps_have_flags_that_their_examples_have() -> None:
             assert (folder / "run.sh").is_file()
 
 
-def made_up(loss: float = 0.1, accuracy: float = 0.96) -> dict:
+def made_up(loss: float = 0.1, accuracy: float = 0.96, **more) -> dict:
     """Returns a result of a run, as much of it as is looked at."""
-    sent = dict(bytes_pushed=4000, global_steps=10, workers=2)
+    sent = dict(more, bytes_pushed=4000, global_steps=10, workers=2)
     sent["examples_per_second"] = 1000 * accuracy
     return dict(test_loss=loss, test_accuracy=accuracy, **sent)
+
+
+def test_a_run_in_turn(monkeypatch) -> None:
+    """Each number of workers has its share of the steps, and the same log directory."""
+    made = []
+
+    def run_example(folder, flags, ps, workers, timeout, change, logdir):
+        assert (folder, ps, timeout, change) == ("DiLoCo", None, 60, None)
+        made.append((flags, workers, logdir, os.path.isdir(logdir)))
+        return len(made)
+
+    monkeypatch.setattr(runs, "run_example", run_example)
+    flags = ["--window", 25, "--steps", 20]
+    run = claims.Run("pool", "", 0, "DiLoCo", flags, (1, 2, 4, 2), 60)
+    assert claims.in_turn(run, 60) == 4
+    assert [flags[3] for flags, *_ in made] == [5, 10, 15, 20]
+    assert [workers for _, workers, *_ in made] == [1, 2, 4, 2]
+    (logdir,) = {where for _, _, where, _ in made}
+    assert all(there for *_, there in made) and not os.path.exists(logdir)
+    assert claims.Cache.key(run).startswith("NUM_WORKERS=1,2,4,2 bash DiLoCo/run.sh")
 
 
 def test_results_without_a_ps(tmp_path: Path) -> None:
@@ -433,6 +453,8 @@ def test_results_without_a_ps(tmp_path: Path) -> None:
         }
         plain, nesterov = list(peers.OUTER)[:2]
         outer = {plain: {25: made_up(1 - other)}, nesterov: {25: made_up(1 - good)}}
+        pool = {label: {0: made_up(examples=1000)} for label in peers.POOLS}
+        pool["fewer and fewer"][0]["test_loss"] = 0.1 if good > other else 0.2
         bytes_ = {f"{peers.RING}, every step": {1: made_up()}}
         bytes_["DiLoCo, T = 500"] = {500: made_up(accuracy=good)}
         slow = {
@@ -445,13 +467,14 @@ def test_results_without_a_ps(tmp_path: Path) -> None:
         if good < other:
             warmed[32] = made_up()
         batch = {peers.FIXED: {8: made_up(accuracy=other)}, peers.WARMED: warmed}
-        found = {"local": local, "outer": outer, "bytes": bytes_}
+        found = {"local": local, "outer": outer, "pool": pool, "bytes": bytes_}
         found.update({"batch": batch, "slow": slow})
         text = peers.write_results(tmp_path, [ring], found)
-        assert text.count(": yes\n") == 6 * (good > other)
-        assert text.count(": **no**\n") == 6 * (good < other)
+        assert text.count(": yes\n") == 7 * (good > other)
+        assert text.count(": **no**\n") == 7 * (good < other)
     assert "| Ring-All-Reduce | 150 | 1.00 |" in text
     assert "| Synchronous-SGD | 100 | 1.50 |" in text
+    assert "| more and more | 1, 2, 3, 4 | 1,000 | 0.100 | 96.0 % |" in text
     assert "| Ring-All-Reduce, every step | 0.00 | 0.2 | 96.0 % |" in text
     for name in ("local", "batch"):
         assert (tmp_path / f"peers-{name}.png").stat().st_size > 10_000

@@ -239,10 +239,15 @@ class Rehearsal(launch.Launch):
         return matrix.processes(str(self.logdir))
 
     def worker(self, index):
-        """Returns the process of one worker, by the TF_CONFIG that it was given."""
+        """Returns the process of one worker, by the TF_CONFIG that it was given.
+
+        Worker 0 is the chief, of whatever job it is there.
+        """
         for process in self.tasks():
-            task = json.loads(process.environ().get("TF_CONFIG", "{}")).get("task")
-            if task == {"type": "worker", "index": index}:
+            config = json.loads(process.environ().get("TF_CONFIG", "{}"))
+            task, cluster = config.get("task", {}), config.get("cluster", {})
+            others = index - len(cluster.get("chief", []))
+            if task == {"type": "worker", "index": others}:
                 return process
         raise AssertionError(f"no worker {index} in:\n{self.output}")
 

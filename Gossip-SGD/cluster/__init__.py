@@ -4,8 +4,10 @@ Module by module, a caller before what it calls:
 
     report         what a run prints, draws and writes           (scripts)
     gathering      how workers with replicas end                 (scripts)
+    members        peers of whom some come and go                (scripts of peers)
+    rollcall       who is there, before there is a ring          (members)
     protocol       how tasks start, go on and end together       (scripts)
-    meeting        the same for workers without a ps             (scripts of peers)
+    meeting        the same for workers without a ps             (members)
     company        who is there to average with                  (scripts)
     alike          the same weights on every worker              (meeting)
     parting        all report, the chief saves, all leave        (protocol, meeting)

@@ -91,8 +91,7 @@ class Meeting:
         except watch.lost():
             self._leave()
         if self.chief:
-            step = session.run(self.books.step)
-            if step:
+            if step := session.run(self.books.step):
                 print(f"resumes from global step {step}")
             threading.Thread(target=self._listen, daemon=True).start()
 
@@ -136,7 +135,7 @@ class Meeting:
                     self._leave()
                 if quiet[worker] > self.args.patience and not self.ended.is_set():
                     where = self._where(worker)
-                    leave_now(f"no answer in {quiet[worker]:.0f} s from {where}", AGAIN)
+                    self._give_up(f"no answer in {quiet[worker]:.0f} s from {where}")
 
     def _leave(self):
         """Ends the program, and says what is known of why."""
@@ -147,11 +146,13 @@ class Meeting:
                 if reason:
                     leave_now(reason.decode(), 1)
         who = "a worker" if gone is None else self._where(gone)
-        leave_now(
+        self._give_up(
             f"lost {who}, and a ring cannot go on without it: started again, all go on "
-            "from the last checkpoint",
-            AGAIN,
+            "from the last checkpoint"
         )
+
+    def _give_up(self, sentence):
+        leave_now(sentence, AGAIN)
 
     def finished(self, session, report):
         """Says whether all updates are made and all know that all have made them.
