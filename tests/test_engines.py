@@ -333,6 +333,46 @@ def test_slurm_requeues_a_job_whose_task_was_killed(tmp_path):
     assert launch.result(run.logdir)["global_steps"] == 1000
 
 
+def to_slurm(run, *command):
+    """Runs a command of Slurm's where the rehearsal's daemons are."""
+    task = run.worker(0)
+    where = ["nsenter", "--net", "--mount", f"--target={task.pid}"]
+    conf = task.environ()["SLURM_CONF"]
+    done = subprocess.run(
+        [*where, *command], env={**os.environ, "SLURM_CONF": conf}, capture_output=True
+    )
+    assert done.returncode == 0, done
+
+
+@launch.if_thorough
+def test_scancel(tmp_path):
+    if MISSING["Slurm"]:
+        pytest.skip(MISSING["Slurm"])
+    with Rehearsal("Slurm", tmp_path / "run", *LONG) as run:
+        run.wait_for("  loss ")
+        to_slurm(run, "scancel", "1")
+        assert run.wait(60) == 128 + signal.SIGTERM, run.output
+        assert not run.tasks()
+    assert "JobState=CANCELLED" in run.output and "Traceback" not in run.output
+    assert list(run.logdir.glob("model.ckpt-*.index"))
+
+
+@launch.if_thorough
+def test_a_node_of_slurm_that_fails(tmp_path):
+    """Slurm starts the job again on others, without a word of job.sbatch's."""
+    if MISSING["Slurm"]:
+        pytest.skip(MISSING["Slurm"])
+    options = ["--steps", "1000", "--slow_workers", "0.01", "--save_seconds", "1"]
+    with Rehearsal("Slurm", tmp_path / "run", *options, NODES="4") as run:
+        run.wait_for("  loss ")
+        to_slurm(run, "scontrol", "update", "nodename=node3", "state=down", "reason=x")
+        assert run.wait(180) == 0, run.output
+        assert not run.tasks()
+    assert re.search(r"resumes from global step [1-9]", run.output), run.output
+    assert "Restarts=1" in run.output and "Traceback" not in run.output
+    assert launch.result(run.logdir)["global_steps"] == 1000
+
+
 @launch.if_thorough
 @pytest.mark.parametrize("engine", ["MPI", "Slurm"])
 def test_without_a_restart_a_killed_task_ends_the_run(engine, tmp_path):

@@ -354,9 +354,9 @@ def test_a_killed_task_ends_the_run(engine, tmp_path):
 
 
 @launch.if_thorough
-@pytest.mark.parametrize("engine", ["Spark", "Ray"])
+@pytest.mark.parametrize("engine", STARTED)
 def test_a_killed_task_comes_back(engine, tmp_path):
-    """Spark starts all tasks again, Ray the one that was killed."""
+    """Spark starts all tasks again, the others the one that was killed."""
     missing(engine)
     run = common.killed(engine, tmp_path, MAX_RESTARTS="1")
     assert run.status == 0, run.output

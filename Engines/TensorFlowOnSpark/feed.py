@@ -68,6 +68,15 @@ def rates(args):
     return [json.loads(path.read_text() or "{}") for path in files if path.exists()]
 
 
+def wait_for_rates(args, ways):
+    """Returns when every worker has measured so many ways."""
+    until = time.monotonic() + PATIENCE
+    while [len(each) >= ways for each in rates(args)] != [True] * args.num_workers:
+        if time.monotonic() > until:
+            tasks.fail(f"the workers have made no steps in {PATIENCE} s", 138)
+        time.sleep(0.2)
+
+
 def main():
     args = parse_args()
     args.folder, args.logdir = map(os.path.abspath, (args.folder, args.logdir))
@@ -92,15 +101,12 @@ def main():
     )
     try:
         # If Spark began earlier, its rows would be in the queue, and cost nothing.
-        until = time.monotonic() + PATIENCE
-        while len(rates(args)) < args.num_workers:
-            if time.monotonic() > until:
-                tasks.fail(f"the workers have made no steps in {PATIENCE} s", 138)
-            time.sleep(0.2)
+        wait_for_rates(args, 1)
         for per_row in (1, args.batch_size):
             parts = list(rows(data, args, per_row))
             fed = context.parallelize(parts, len(parts)).flatMap(lambda part: part)
             cluster.train(fed, num_epochs=1)
+        wait_for_rates(args, 4)  # or a worker is ended that still reads from memory
         cluster.shutdown(grace_secs=2)
     except Exception as error:  # Java's, with its whole trace
         tasks.fail(driver.first_line(error), 138)

@@ -46,7 +46,8 @@ def main():
     )
     if status:
         tasks.fail(sentence, status)
-    logging.getLogger().setLevel(logging.ERROR)  # it turns INFO on
+    # It turns INFO on, and of a task that fails it logs the whole of Java's trace.
+    logging.getLogger().setLevel(logging.CRITICAL)
     context = SparkSession.builder.getOrCreate().sparkContext
     count = args.num_ps + args.num_workers
     driver.wait_for_slots(context, count, args.wait)
