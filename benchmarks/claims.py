@@ -477,8 +477,8 @@ def window_text(found, name):
         for label, row in found.items()
     ]
     rows.append(["MB pushed", *(megabytes(found, window) for window in WINDOWS)])
-    text = "### Accuracy against window\n\n![accuracy against window]"
-    text += f"({name}-window.png)\n\n[as SVG]({name}-window.svg)\n\n"
+    text = "### Accuracy against window\n\n"
+    text += figures.shown("accuracy against window", f"{name}-window") + "\n"
     text += runs.table(["test accuracy", *(f"T = {w}" for w in WINDOWS)], rows)
     text += (
         f"\nN = {WORKERS}, about {GRADIENTS} gradients in every cell, each "
@@ -518,8 +518,7 @@ def largest(row):
 def rate_text(found, name):
     """Returns the markdown of part rate."""
     text = "### Accuracy against learning rate and number of workers\n\n"
-    text += f"![accuracy against rate and workers]({name}-rate.png)\n\n"
-    text += f"[as SVG]({name}-rate.svg)\n\n"
+    text += figures.shown("accuracy against rate and workers", f"{name}-rate") + "\n"
     rows = []
     for workers, row in found.items():
         cells = []
@@ -544,8 +543,8 @@ def rate_text(found, name):
 
 def straggler_text(found, name):
     """Returns the markdown of part straggler."""
-    text = "### One slow worker of four\n\n![one slow worker]"
-    text += f"({name}-straggler.png)\n\n[as SVG]({name}-straggler.svg)\n\n"
+    text = "### One slow worker of four\n\n"
+    text += figures.shown("one slow worker", f"{name}-straggler") + "\n"
     rows = []
     for label, row in found.items():
         (result,) = row.values()
@@ -573,8 +572,8 @@ def straggler_text(found, name):
 
 def delay_text(found, name):
     """Returns the markdown of part delay."""
-    text = "### Late gradients, repaired\n\n![accuracy against rate]"
-    text += f"({name}-delay.png)\n\n[as SVG]({name}-delay.svg)\n\n"
+    text = "### Late gradients, repaired\n\n"
+    text += figures.shown("accuracy against rate", f"{name}-delay") + "\n"
     rows = [
         [
             label,
@@ -620,8 +619,10 @@ def quantile(counts, share):
 
 def bound_text(found, name):
     """Returns the markdown of part bound."""
-    text = "### Bounded staleness\n\n![time and staleness against the bound]"
-    text += f"({name}-bound.png)\n\n[as SVG]({name}-bound.svg)\n\n"
+    text = "### Bounded staleness\n\n"
+    text += (
+        figures.shown("time and staleness against the bound", f"{name}-bound") + "\n"
+    )
     rows = []
     for label, row in found.items():
         for s, result in sorted(row.items()):
@@ -664,8 +665,8 @@ def share_of(result, whole):
 
 def bytes_text(found, name):
     """Returns the markdown of part bytes."""
-    text = "### Fewer bytes\n\n![accuracy against bytes]"
-    text += f"({name}-bytes.png)\n\n[as SVG]({name}-bytes.svg)\n\n"
+    text = "### Fewer bytes\n\n"
+    text += figures.shown("accuracy against bytes", f"{name}-bytes") + "\n"
     whole = found.get(WHOLE, {}).get("on")
     rows = []
     for label, row in found.items():

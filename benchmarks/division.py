@@ -22,6 +22,7 @@ import importlib
 import json
 import sys
 
+import figures
 import messages
 import numpy as np
 import psutil
@@ -216,25 +217,22 @@ def markdown(rounds, only):
         ]
         head = ["micro-batches", "bubble", "(S − 1) / (M + S − 1)", "ms"]
         text += "\n### Two stages\n\n" + runs.table(head, rows)
-        text += "\n![the bubble against M](division-bubble.png)\n"
-        text += "\n![what two stages do when, M = 4](division-timeline.png)\n"
+        text += "\n" + figures.shown("the bubble against M", "division-bubble")
+        what = "what two stages do when, M = 4"
+        text += "\n" + figures.shown(what, "division-timeline")
     return text
 
 
-def figures(rounds, only, out):
+def draw(rounds, only, out):
     """Draws the bubble against M and the timeline of four micro-batches."""
     if "pipeline" not in only:
         return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    plt = figures.pyplot()
     measured = {
         m: runs.middle(runs.series(rounds, f"M {m}", "bubble")) for m in MICRO_BATCHES
     }
     there = {m: value for m, value in measured.items() if value is not None}
-    figure, axis = pyplot.subplots(figsize=(6, 4))
+    figure, axis = plt.subplots(figsize=(6, 4))
     axis.plot(there.keys(), there.values(), "o-", label="measured", color="#0072b2")
     formula = [1 / (m + 1) for m in MICRO_BATCHES]
     axis.plot(
@@ -248,13 +246,14 @@ def figures(rounds, only, out):
     axis.grid(alpha=0.3)
     axis.legend()
     figure.tight_layout()
-    figure.savefig(out / "division-bubble.png", dpi=120)
-    pyplot.close(figure)
+    figures.save(figure, out / "division-bubble")
     units = next((one["M 4"]["units"] for one in rounds if one.get("M 4")), None)
     if units:
         sys.path.insert(0, str(runs.REPO / "Model-Parallelism"))
         timeline = importlib.import_module("timeline")
-        timeline.draw(units, out / "division-timeline.png")
+        for kind in ("png", "svg"):
+            timeline.draw(units, out / f"division-timeline.{kind}")
+        figures.trim(out / "division-timeline.svg")
 
 
 def main():
@@ -266,7 +265,7 @@ def main():
         rounds, progress = runs.in_rounds(jobs_of(args), args, "division", code)
         text = markdown(rounds, args.only)
         runs.write(args.out / "division.md", text)
-        figures(rounds, args.only, args.out)
+        draw(rounds, args.only, args.out)
         print(text)
         progress.end()
 

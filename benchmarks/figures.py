@@ -1,4 +1,4 @@
-"""The figures of claims.py: each as PNG for pages and as SVG for print.
+"""The figures of the benchmarks: each as PNG for pages and as SVG for print.
 
 One palette with the notebooks' drawing.py: Okabe and Ito's, which people of every
 colour vision tell apart (Color Universal Design, 2008). Nothing is said by colour
@@ -67,9 +67,18 @@ def save(figure, path):
     figure.savefig(path.with_suffix(".png"))
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     pyplot().close(figure)
-    drawn = path.with_suffix(".svg")
-    lines = [line.rstrip() for line in drawn.read_text().splitlines()]
-    drawn.write_text("\n".join(lines) + "\n")
+    trim(path.with_suffix(".svg"))
+
+
+def trim(path):
+    """Takes the blanks off the ends of an SVG's lines."""
+    lines = [line.rstrip() for line in path.read_text().splitlines()]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def shown(what, name):
+    """Returns the markdown of a figure NAME.png, with a link to its SVG."""
+    return f"![{what}]({name}.png)\n\n[as SVG]({name}.svg)\n"
 
 
 def window(found, path, windows, pushed, title):

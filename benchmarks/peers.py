@@ -354,8 +354,9 @@ def local_text(found):
         row = found.get(label, {})
         rows.append([label, *(claims.percent(row.get(w)) for w in WINDOWS)])
         rows.append([f"{label}, simulated", *(f"{100 * v:.1f} %" for v in simulated)])
-    text = "### Local-SGD: accuracy against T\n\n![accuracy against T](peers-local.png)"
-    text += "\n\n" + runs.table(["test accuracy", *(f"T = {w}" for w in WINDOWS)], rows)
+    text = "### Local-SGD: accuracy against T\n\n"
+    text += figures.shown("accuracy against T", "peers-local")
+    text += "\n" + runs.table(["test accuracy", *(f"T = {w}" for w in WINDOWS)], rows)
     text += f"\nN = 4, {STEPS} local steps of each worker, η = 0.2.\n"
     alike, sorted_ = (found.get(label, {}).get(WINDOWS[-1]) for label in SIMULATED)
     first = found.get("shards alike", {}).get(1)
@@ -374,9 +375,10 @@ def outer_text(found):
         cells = [row[w]["test_loss"] if w in row else None for w in OUTER_WINDOWS]
         rows.append([label, *("-" if v is None else f"{v:.3f}" for v in cells)])
         rows.append([f"{label}, simulated", *(f"{v:.3f}" for v in simulated)])
-    text = "### DiLoCo: what the outer optimizer is worth\n\n![loss](peers-outer.png)"
+    text = "### DiLoCo: what the outer optimizer is worth\n\n"
+    text += figures.shown("loss against T", "peers-outer")
     header = ["test loss here, training loss simulated"]
-    text += "\n\n" + runs.table(header + [f"T = {w}" for w in OUTER_WINDOWS], rows)
+    text += "\n" + runs.table(header + [f"T = {w}" for w in OUTER_WINDOWS], rows)
     text += f"\nN = 4, {INNER} local steps of each worker, AdamW, η = 0.001.\n"
     plain, nesterov = (found.get(label, {}).get(25) for label in list(OUTER)[:2])
     holds = None
@@ -460,7 +462,8 @@ def batch_text(found):
         rows.append([label, *(claims.percent(row.get(k)) for k in TIMES)])
         rows.append([f"{label}, simulated", *(f"{100 * v:.1f} %" for v in simulated)])
     text = "### Large-Minibatch: the same epochs at k times the batch\n\n"
-    text += "![loss by epoch, and accuracy against k](peers-batch.png)\n\n"
+    text += figures.shown("loss by epoch, and accuracy against k", "peers-batch")
+    text += "\n"
     text += runs.table(["test accuracy", *(f"k = {k}" for k in TIMES)], rows)
     text += (
         f"\n{EPOCHS} epochs, η = 0.1 for a batch of {EXAMPLES}; k workers up to four."
@@ -502,8 +505,7 @@ def batch_figure(found, path):
     right.set_xlabel(f"k, batches of {EXAMPLES} in an update")
     right.set_ylabel("test accuracy, %")
     right.legend(frameon=False)
-    drawing.savefig(path)
-    plt.close(drawing)
+    figures.save(drawing, path)
 
 
 def verdict(claim, holds):
@@ -523,8 +525,7 @@ def figure(found, path, value, label):
     axes.set_xlabel("T, local steps between two exchanges")
     axes.set_ylabel(label)
     axes.legend(frameon=False)
-    drawing.savefig(path)
-    plt.close(drawing)
+    figures.save(drawing, path)
 
 
 def write_results(out, rounds, found, quick=False):

@@ -169,7 +169,7 @@ def trains(task: launch.Launch) -> None:
 def test_workers_come_and_go(tmp_path) -> None:
     """Two begin, one joins, one is killed, one is told to end; the chief goes on."""
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
-    flags = [*FLAGS, "--steps=400", "--min_workers=1", "--logdir", str(logdir)]
+    flags = [*FLAGS, "--steps=600", "--min_workers=1", "--logdir", str(logdir)]
     with launch.WorkersByHand(copy, *flags, workers=3) as hand:
         chief, second = hand.start(0), hand.start(1)
         chief.wait_for("  loss ")
@@ -187,11 +187,14 @@ def test_workers_come_and_go(tmp_path) -> None:
         assert time.monotonic() - cause < 10
         assert chief.wait(120) == 0, chief.output
     began = parts(chief, [0, 1, 2])
-    assert [there for _, there in began] == [[0, 1], [0, 1, 2], [0, 2], [0]]
     check(result(logdir), began)
-    # Who is told to end leaves after a round, and nothing is lost.
+    # On a slow machine somebody may be late, and join in a part of its own.
+    seen = [there for _, there in began]
+    assert seen[0] != [0, 1, 2] and seen[-1] == [0]
+    assert seen.index([0, 1, 2]) < seen.index([0, 2])
+    # Who joins, or is told to end, does so after a round, and nothing is lost.
     left = re.findall(r"^workers come or go at global step (\d+)$", chief.output, re.M)
-    assert [int(step) for step in left] == [began[1][0], began[3][0]]
+    assert len(left) >= 2 and {int(step) for step in left} <= {at for at, _ in began}
     output = "".join(task.output for task in hand.started)
     assert "Traceback" not in output
     for log in logdir.glob("*.log"):
