@@ -93,7 +93,7 @@ SIMULATED_RATE = {1: 0.8, 2: 0.8, 4: 0.4, 8: 0.2}
 
 # A run: what it is called, the example, its flags, its workers, a guess of its
 # seconds, and (old, new) where it runs a copy of the script with one text replaced.
-# With several numbers of workers it is begun once for each, see `in_turn`.
+# With a tuple of numbers of workers it is begun once for each, see `in_turn`.
 Run = namedtuple(
     "Run", "part label x folder flags workers cost change", defaults=[None]
 )
@@ -396,7 +396,7 @@ def measure(planned, cache, timeout, ps=1, logs=None):
 
         def make(run=run):
             more = {"logs": logs[run.part]} if run.part in logs else {}
-            if len(numbers(run)) > 1:
+            if isinstance(run.workers, tuple):
                 return in_turn(run, timeout, ps, **more)
             return runs.run_example(
                 run.folder, run.flags, ps, run.workers, timeout, run.change, **more

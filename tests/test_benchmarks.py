@@ -422,19 +422,23 @@ def made_up(loss: float = 0.1, accuracy: float = 0.96, **more) -> dict:
     return dict(test_loss=loss, test_accuracy=accuracy, **sent)
 
 
-def test_a_run_in_turn(monkeypatch) -> None:
+def test_a_run_in_turn(monkeypatch, tmp_path: Path) -> None:
     """Each number of workers has its share of the steps, and the same log directory."""
     made = []
 
     def run_example(folder, flags, ps, workers, timeout, change, logdir):
         assert (folder, ps, timeout, change) == ("DiLoCo", None, 60, None)
         made.append((flags, workers, logdir, os.path.isdir(logdir)))
-        return len(made)
+        return {"test_accuracy": len(made)}
 
     monkeypatch.setattr(runs, "run_example", run_example)
     flags = ["--window", 25, "--steps", 20]
     run = claims.Run("pool", "", 0, "DiLoCo", flags, (1, 2, 4, 2), 60)
-    assert claims.in_turn(run, 60) == 4
+    assert claims.in_turn(run, 60) == {"test_accuracy": 4}
+    alone = run._replace(workers=(3,))
+    kept = claims.Cache(tmp_path / "runs.json")
+    claims.measure([alone], kept, 60, ps=None, logs={})
+    assert made.pop()[:2] == (flags, 3) and kept.get(alone) == {"test_accuracy": 5}
     assert [flags[3] for flags, *_ in made] == [5, 10, 15, 20]
     assert [workers for _, workers, *_ in made] == [1, 2, 4, 2]
     (logdir,) = {where for _, _, where, _ in made}
