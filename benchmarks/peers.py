@@ -12,8 +12,8 @@
     batch    Large-Minibatch: accuracy after as many epochs at k times the batch, and
              test loss by epoch; the rate fixed, times k, and with a warm-up
 
-Writes peers.md, a figure for local, outer and batch, peers.json with the rounds of rate
-and large, and peers-runs.json, in which finished runs are kept.
+Writes peers.md, a figure for each part but rate and large, peers.json with the rounds
+of these, and peers-runs.json, in which finished runs are kept.
 
     python benchmarks/peers.py                       everything
     python benchmarks/peers.py --only rate,large
@@ -399,6 +399,7 @@ def pool_text(found):
             cells.append(claims.percent(result))
         rows.append([label, *cells])
     text = "### DiLoCo: workers that come and go between rounds\n\n"
+    text += figures.shown("test loss and examples", "peers-pool") + "\n"
     header = ["", "workers, in turn", "examples", "test loss", "test accuracy"]
     text += runs.table(header, rows)
     text += f"\nT = {POOL_WINDOW}, {INNER // POOL_WINDOW} rounds, AdamW, η = 0.001.\n"
@@ -423,6 +424,7 @@ def bytes_text(found):
             cells = [f"{sent / 1e6:.2f}", f"{peak:.1f}", claims.percent(result)]
             rows.append([label, *cells])
     text = "### DiLoCo: accuracy against bytes\n\n"
+    text += figures.shown("test error against bytes", "peers-bytes") + "\n"
     header = ["", "MB sent by all", "kB at a time, each", "test accuracy"]
     text += runs.table(header, rows)
     text += f"\nN = 2, {LONG} local steps of each worker.\n"
@@ -448,6 +450,8 @@ def slow_text(found):
         rows.append([label, *cells, left, claims.percent(slow), apart])
     header = ["", "examples/s, all alike", "one straggler", "what is left"]
     text = "### Gossip-SGD: one straggler\n\n"
+    text += figures.shown("examples/s with and without a straggler", "peers-slow")
+    text += "\n"
     text += runs.table([*header, "its test accuracy", "consensus distance"], rows)
     text += f"\nN = 4, {4 * EACH} mini-batches of all, a gradient takes 0.01 s longer,"
     text += f" on the straggler {SLOW} s.\n"
@@ -512,6 +516,63 @@ def batch_figure(found, path):
     figures.save(drawing, path)
 
 
+def pool_figure(found, path):
+    """Draws what each pool of workers came to, against the examples that it used."""
+    plt = figures.pyplot()
+    drawing, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
+    for (label, row), mark in zip(found.items(), figures.MARKS, strict=False):
+        for result in row.values():
+            point = result["examples"], result["test_loss"]
+            who = ", ".join(map(str, POOLS[label]))
+            axes.plot(*point, mark, label=f"{label}: {who}", markersize=8)
+    axes.set_xlabel("examples, in as many rounds")
+    axes.set_ylabel("test loss")
+    axes.margins(0.1)
+    axes.legend(
+        frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5)
+    )
+    figures.save(drawing, path)
+
+
+def bytes_figure(found, path):
+    """Draws test error against what all workers sent, on logarithmic axes."""
+    plt = figures.pyplot()
+    drawing, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
+    for (label, row), mark in zip(found.items(), figures.MARKS, strict=False):
+        for result in row.values():
+            error = 100 * (1 - claims.accuracy(result))
+            sent = result["bytes_pushed"] / 1e6
+            axes.plot(sent, error, mark, label=label, markersize=8)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
+    axes.set_xlabel("MB sent by all workers")
+    axes.set_ylabel("test error, %")
+    axes.legend(frameon=False, loc="lower center")
+    figures.save(drawing, path)
+
+
+def slow_figure(found, path):
+    """Draws a pair of bars for each scheme: all workers alike, and one straggler."""
+    plt = figures.pyplot()
+    drawing, axes = plt.subplots(figsize=(7.2, 3.0), layout="constrained")
+    for shift, (last, label) in enumerate(
+        [(0.01, "all alike"), (SLOW, "one straggler")]
+    ):
+        rates = [
+            row.get(last, {}).get("examples_per_second", 0) for row in found.values()
+        ]
+        places = [place + 0.4 * shift for place in range(len(rates))]
+        color = (figures.BLUE, figures.ORANGE)[shift]
+        bars = axes.barh(places, rates, 0.4, label=label, color=color)
+        axes.bar_label(bars, fmt="{:.0f}", padding=3, fontsize="small")
+    axes.set_yticks([place + 0.2 for place in range(len(found))], list(found))
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("examples/s, of all workers")
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+    figures.save(drawing, path)
+
+
 def verdict(claim, holds):
     """Returns the line that says whether a claim is seen here."""
     return f"\n- {claim}: {claims.said(holds)}\n"
@@ -550,8 +611,11 @@ def write_results(out, rounds, found, quick=False):
     if found.get("outer"):
         path = out / "peers-outer.png"
         figure(found["outer"], path, lambda r: r.get("test_loss", 2.3), "test loss")
-    if found.get("batch"):
-        batch_figure(found["batch"], out / "peers-batch.png")
+    others = {"pool": pool_figure, "bytes": bytes_figure}
+    others.update({"batch": batch_figure, "slow": slow_figure})
+    for part, draw in others.items():
+        if found.get(part):
+            draw(found[part], out / f"peers-{part}.png")
     text = "\n".join(texts)
     runs.write(out / "peers.md", text)
     return text
