@@ -963,7 +963,7 @@ def delay_figure(found, path):
     axes.set_ylabel("test accuracy, %")
     axes.set_title(f"{DELAY_WORKERS} workers, {RATE_STEPS} updates")
     axes.set_ylim(0, 103)
-    axes.legend(loc="center left", frameon=False)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figures.save(figure, path)
 
 
