@@ -516,15 +516,19 @@ def batch_figure(found, path):
     figures.save(drawing, path)
 
 
+def points(axes, found, place):
+    """Draws a mark for each result, at its `place(result)`: x and y."""
+    for (label, row), mark in zip(found.items(), figures.MARKS, strict=False):
+        for result in row.values():
+            axes.plot(*place(result), mark, label=label, markersize=8)
+
+
 def pool_figure(found, path):
     """Draws what each pool of workers came to, against the examples that it used."""
     plt = figures.pyplot()
     drawing, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
-    for (label, row), mark in zip(found.items(), figures.MARKS, strict=False):
-        for result in row.values():
-            point = result["examples"], result["test_loss"]
-            who = ", ".join(map(str, POOLS[label]))
-            axes.plot(*point, mark, label=f"{label}: {who}", markersize=8)
+    named = {f"{k}: {', '.join(map(str, POOLS[k]))}": row for k, row in found.items()}
+    points(axes, named, lambda result: (result["examples"], result["test_loss"]))
     axes.set_xlabel("examples, in as many rounds")
     axes.set_ylabel("test loss")
     axes.margins(0.1)
@@ -538,11 +542,11 @@ def bytes_figure(found, path):
     """Draws test error against what all workers sent, on logarithmic axes."""
     plt = figures.pyplot()
     drawing, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
-    for (label, row), mark in zip(found.items(), figures.MARKS, strict=False):
-        for result in row.values():
-            error = 100 * (1 - claims.accuracy(result))
-            sent = result["bytes_pushed"] / 1e6
-            axes.plot(sent, error, mark, label=label, markersize=8)
+
+    def place(result):
+        return result["bytes_pushed"] / 1e6, 100 * (1 - claims.accuracy(result))
+
+    points(axes, found, place)
     axes.set_xscale("log")
     axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
     axes.set_xlabel("MB sent by all workers")
