@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -330,6 +331,17 @@ def test_the_cache_keeps_finished_runs(
     assert len(made) == 6
     claims.measure(planned, claims.Cache(path, again=True), 9)
     assert len(made) == 9
+
+
+def test_a_fingerprint_is_of_what_is_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(runs, "REPO", tmp_path)
+    folder = shutil.copytree(REPO / "AGN", tmp_path / "AGN")
+    script = folder / "agn.py"
+    before, text = runs.fingerprint("AGN"), script.read_text()
+    script.write_text(text.replace('"""AGN', '"""One more word: AGN') + "# Comment\n")
+    assert runs.fingerprint("AGN") == before
+    script.write_text(text + "x = 1\n")
+    assert runs.fingerprint("AGN") != before
 
 
 def made_up_round(factor: float) -> dict:

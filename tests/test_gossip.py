@@ -10,6 +10,7 @@ import collections
 import itertools
 import math
 import signal
+import threading
 import time
 import types
 
@@ -213,10 +214,12 @@ def test_soak(graph: str, workers: int) -> None:
     quiet = [[0.0] * 50]
     options = dict(start=[0.0] * 50, streams=[quiet] * workers, loss=constant)
     with Gossip(*flags, **options, rounds=5) as run:
+        all_have_begun = threading.Barrier(workers)
 
         def work(worker):
-            made = []
-            while not made or made[-1].what == rows.APPLIED:
+            made = worker.call(5)
+            all_have_begun.wait(60)
+            while made[-1].what == rows.APPLIED:
                 made += worker.call(5)
             return [push.step for push in made if push.what == rows.APPLIED]
 

@@ -7,9 +7,11 @@ endings are tried on real processes, in copies outside the repository.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import json
 import signal
+import socket
 import sys
 import time
 import types
@@ -616,8 +618,28 @@ def test_by_hand_lost_workers(tmp_path) -> None:
             tasks[1].process.send_signal(signal.SIGCONT)
 
 
-def test_a_worker_that_dies_while_the_chief_is_busy(tmp_path) -> None:
-    """The chief says so at once, and not when its round of 1,000 s is over."""
+def say_that_worker_1_is_back(workers: list[str]) -> None:
+    """Does what the next process of worker 1 does when it finds the run going on."""
+    args = types.SimpleNamespace(task_index=1, ps_hosts=[], worker_hosts=workers)
+    config = tf.ConfigProto(device_filters=["/job:worker/task:0"])
+    incarnation, lookout = (
+        importlib.import_module(f"cluster.{name}")
+        for name in ("incarnation", "lookout")
+    )
+    with tf.Graph().as_default():
+        run = incarnation.Incarnation(args)
+        with tf.device(run.device):
+            successor = lookout.Lookout(run, 1, workers)
+        with tf.Session(f"grpc://{workers[0]}", config=config) as session:
+            assert successor.is_replaced(session)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_worker_that_dies_while_the_chief_is_busy(back, tmp_path) -> None:
+    """The chief says so at once, and not when its round of 1,000 s is over.
+
+    Also if the worker is back so soon that its address has always answered.
+    """
     copy, logdir = copy_of(RING, tmp_path), tmp_path / "logdir"
     flags = [*ENDLESS, "--slow_workers", "1000,0", "--logdir", str(logdir)]
     with launch.WorkersByHand(copy, *flags) as hand:
@@ -627,9 +649,33 @@ def test_a_worker_that_dies_while_the_chief_is_busy(tmp_path) -> None:
         wait_until((logdir / "checkpoint").exists, 60, chief)
         time.sleep(10)  # both have begun their first round
         other.process.kill()
+        other.process.wait()
+        if back:
+            port = int(hand.workers[1].rpartition(":")[2])
+            with socket.create_server(("", port)):
+                time.sleep(8)  # the chief looks every 2 s
+                assert chief.process.poll() is None, chief.output
+                say_that_worker_1_is_back(hand.workers)
+                chief.wait(20)
         assert chief.wait(20) == 138, chief.output
         where = f"worker 1 at {hand.workers[1]}"
         assert f"lost {where}, and a ring" in chief.lines[-1], chief.output
+
+
+def test_a_chief_that_is_back_while_a_worker_is_busy(tmp_path) -> None:
+    """The worker says so when the next chief answers, and not after 1,000 s."""
+    copy, logdir = copy_of(RING, tmp_path), tmp_path / "logdir"
+    flags = [*ENDLESS, "--slow_workers", "0,1000", "--logdir", str(logdir)]
+    with launch.WorkersByHand(copy, *flags) as hand:
+        other, chief = hand.start(1), hand.start(0)
+        wait_until((logdir / "checkpoint").exists, 60, chief)
+        time.sleep(5)  # both have begun their first round
+        chief.process.kill()
+        chief.process.wait()
+        hand.start(0)
+        assert other.wait(60) == 138, other.output
+        where = f"worker 0 at {hand.workers[0]}"
+        assert f"lost {where}, and a ring" in other.lines[-1], other.output
 
 
 def test_ctrl_c_busy_port_and_a_ps_that_is_not_wanted(tmp_path) -> None:

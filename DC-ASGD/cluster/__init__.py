@@ -8,6 +8,7 @@ Module by module, a caller before what it calls:
     rollcall       who is there, before there is a ring          (members)
     protocol       how tasks start, go on and end together       (scripts)
     meeting        the same for workers without a ps             (members)
+    lookout        which worker of a ring is lost?               (meeting)
     company        who is there to average with                  (scripts)
     alike          the same weights on every worker              (meeting)
     parting        all report, the chief saves, all leave        (protocol, meeting)

@@ -13,13 +13,11 @@ import contextlib
 import threading
 import time
 
-import numpy as np
-
 from cluster import alike, checkpoint, fingerprint, lobby, model, parting, watch
 from cluster import tensorflow_v1 as tf
 from cluster.account import account
 from cluster.exits import AGAIN, Failure, leave_now
-from cluster.incarnation import silence
+from cluster.lookout import Lookout
 
 
 class Meeting:
@@ -43,8 +41,8 @@ class Meeting:
         with tf.device(kept.device):
             missing = tf.not_equal(run.joined.value(), run.number.value())
             self.missing = tf.where(missing)[:, 0]
-            self.owner, self.look = run.owners[kept.me], run.reason.value()
-            self.quiet = silence(run.beats[0])
+            self.lookout = Lookout(run, kept.me, args.worker_hosts)
+            self.look = run.reason.value()
             self.text = tf.placeholder(tf.string, [])
             self.fail = run.reason.assign(self.text, read_value=False)
         self.graph = tf.get_default_graph()
@@ -86,6 +84,7 @@ class Meeting:
                 lambda: self._where([*session.run(self.missing), 0][0]),
                 watch.STARTING * self.args.patience,
             )
+            threading.Thread(target=self._listen, daemon=True).start()
             session.run(self.take)
             session.run(self.own)
         except watch.lost():
@@ -93,7 +92,6 @@ class Meeting:
         if self.chief:
             if step := session.run(self.books.step):
                 print(f"resumes from global step {step}")
-            threading.Thread(target=self._listen, daemon=True).start()
 
     def __enter__(self):
         """Returns when the run can be joined; says after 5 s what it waits for."""
@@ -101,7 +99,6 @@ class Meeting:
         self.lobby.wait_for_ps(patience)
         if not self.chief:
             self.lobby.wait_for_chief(patience)
-            self.lobby.compare()
             again = f"{self._where(0)} to begin again, with this worker"
             watch.wait(self._is_free, lambda: again, patience)
         self.lobby.heart.start()
@@ -119,27 +116,26 @@ class Meeting:
     def _is_free(self):
         """Says whether no other process has been this worker in this incarnation."""
         with contextlib.suppress(tf.errors.OpError), self._short() as session:
-            return self.lobby.is_open() and not session.run(self.owner)
+            self.lobby.compare()  # so that the other one is gone
+            return not self.lookout.is_replaced(session) and self.lobby.is_open()
         return False
 
     # --- Loss -----------------------------------------------------------------
 
     def _listen(self):
-        """chief: ends when a worker is gone, also while a call waits for it."""
+        """Ends the program when a worker is lost, also while a call waits for it."""
         with contextlib.suppress(tf.errors.OpError), self._short() as session:
             while not self.ended.wait(watch.BEAT):
-                quiet = session.run(self.quiet)
-                worker, late = int(np.argmax(quiet)), max(quiet) > 1.5 * watch.BEAT
-                gone = late and watch.silent_ps(self.args.worker_hosts) is not None
-                if gone and not self.ended.is_set():
-                    self._leave()
-                if quiet[worker] > self.args.patience and not self.ended.is_set():
-                    where = self._where(worker)
-                    self._give_up(f"no answer in {quiet[worker]:.0f} s from {where}")
+                lost, silent, seconds = self.lookout.look(session)
+                if lost is not None and not self.ended.is_set():
+                    self._leave(lost)
+                if seconds > self.args.patience and not self.ended.is_set():
+                    where = self._where(silent)
+                    self._give_up(f"no answer in {seconds:.0f} s from {where}")
 
-    def _leave(self):
-        """Ends the program, and says what is known of why."""
-        gone = watch.gone(self.args.worker_hosts)
+    def _leave(self, gone=None):
+        """Ends the program, and says why: `gone` is the lost worker, if it is known."""
+        gone = watch.gone(self.args.worker_hosts) if gone is None else gone
         if gone != 0:
             with contextlib.suppress(tf.errors.OpError), self._short() as session:
                 reason = session.run(self.look)
