@@ -165,11 +165,11 @@ def own_problem(text: str) -> bool:
 
 def split(name: str, text: str) -> list[Part]:
     """Divides a file into its parts; what precedes the first banner is its own."""
-    lines = text.splitlines(keepends=True)
-    banners = [BANNER.fullmatch(line) for line in lines]
     whole = name == "problem.py" and not own_problem(text)
     if whole or name.startswith("cluster/"):
         return [Part("the file", False, 1, text)]
+    lines = text.splitlines(keepends=True)
+    banners = [BANNER.fullmatch(line) for line in lines]
     if name == "run.sh":
         cuts = [i for i, line in enumerate(lines) if line == MARKER][:1]
     else:
