@@ -69,7 +69,7 @@ case ${1##*/} in
   @scripts@) @scheme@ ;;
   towers.py | mirrored.py) exec @python@ "$@" @device@ ;;
   copies.py | registry.py | setup.py | ports.py | -*) exec @python@ "$@" ;;
-  curve.py | timeline.py) @curve@ ;;
+  curve.py | timeline.py | notebooks.py) @curve@ ;;
 esac
 case " $* " in *" --write-readme "*) exec @python@ "$@" ;; esac
 [ -f "$1" ] || { echo "no script $1" >&2; exit 2; }
