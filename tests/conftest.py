@@ -1,7 +1,15 @@
-"""What a test run says last: what could not be had here."""
+"""What a test run inherits, and what it says last: what could not be had here."""
+
+import signal
 
 import pytest
 import registry
+
+# A run that nohup or a shell's background job began inherits HUP or INT as ignored. So
+# would every task of its tests, and bash cannot trap what was ignored when it started.
+for number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
