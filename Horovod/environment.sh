@@ -83,8 +83,15 @@ logged() { # log command ...: runs it in a group of its own, saying how far it i
 }
 
 stop_building() {
-  [ -z "$building" ] || kill -INT -- "-$building" 2>/dev/null || true
-  [ -z "$building" ] || wait "$building" 2>/dev/null || true
+  [ -n "$building" ] || return 0
+  kill -INT -- "-$building" 2>/dev/null || true
+  for _ in {1..50}; do
+    kill -0 "$building" 2>/dev/null || break
+    sleep 0.1
+  done
+  # A background job of a script ignores INT, and so does its pip.
+  kill -TERM -- "-$building" 2>/dev/null || true
+  wait "$building" 2>/dev/null || true
 }
 
 make_environment() {

@@ -1342,6 +1342,20 @@ def test_an_interrupted_set_up_is_redone(
     assert (done.returncode, fresh.log.read_text()) == (0, "venv\npip\n")
 
 
+def test_a_set_up_in_the_background_is_told_to_end(fresh: Fresh) -> None:
+    """A background job of a script ignores INT, and so does its pip."""
+    fresh.set("3.12.1", 'trap "" INT; echo $$ >"$LOG.pid"; exec sleep 60')
+    process = subprocess.Popen(**fresh.command(), stderr=subprocess.PIPE, text=True)
+    pid = Path(f"{fresh.log}.pid")
+    while not (pid.exists() and pid.read_text()):
+        time.sleep(0.02)
+    process.terminate()
+    assert process.wait(timeout=30) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    process.communicate()
+
+
 def test_two_set_ups_at_once(fresh: Fresh) -> None:
     (fresh.root / ".venv.setup").write_text(f"{os.getpid()}\n")
     done = fresh.run()

@@ -123,6 +123,12 @@ interrupted() {
   trap '' INT TERM HUP
   if [[ -n $SETUP_CHILD ]]; then
     kill -INT -- "-$SETUP_CHILD" 2>/dev/null || true
+    for _ in {1..50}; do
+      kill -0 "$SETUP_CHILD" 2>/dev/null || break
+      sleep 0.1
+    done
+    # A background job of a script ignores INT, and so does its pip.
+    kill -TERM -- "-$SETUP_CHILD" 2>/dev/null || true
     wait "$SETUP_CHILD" 2>/dev/null || true
   fi
   echo "setup: interrupted; the next run starts it again." >&2
