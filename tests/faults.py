@@ -1,132 +1,298 @@
-"""Faults: what happens to a run when a task is killed, told to end, or stopped.
+"""Faults: what becomes of a run whose task is killed, stopped, cut off, out of disk.
 
-    python tests/faults.py                     all of it, about half a minute a cell
+    python tests/faults.py                     the matrix, see `matrix`
     python tests/faults.py --quick             four cells, as the tests do
     python tests/faults.py --only HogWild,kill
     python tests/faults.py --missing           those that are not in the table yet
+    python tests/faults.py --all               the whole product, of every folder
 
-A cell is a scheme, a task, a fault, a moment, and whether run.sh may restart a task. It
-holds if the run ends in time, with the right status and one reason, with books that
-are exact, an accuracy as undisturbed, no process left, and no line printed again and
-again. What became of each is kept in benchmarks/results/faults.json, of which the table
-faults.md is made; so the matrix can be run in parts.
+A cell is a scheme, a task, a fault, a moment, and whether a task may be started again:
+by run.sh, or by hand, each task then on a host of its own. It holds if the run ends in
+time, with the right status and one reason, with books that are exact, an accuracy as
+undisturbed, no process left, and no line printed again and again. What became of each
+is kept in benchmarks/results/faults.json, of which the table faults.md is made; so the
+matrix can be run in parts.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import datetime
 import itertools
 import json
 import os
 import pathlib
+import random
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 
+import hosts
 import launch
+import psutil
 from launch import registry
 
 TASKS = (("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
-FAULTS = ("kill", "term", "stop")  # stop: SIGSTOP, and SIGCONT ten seconds later
-MOMENTS = ("start", "middle", "end")
-STOPPED = 10  # seconds
-TIMEOUT = 120  # seconds for a cell
+FAULTS = ("kill", "term", "stop-10", "stop-60")  # SIGSTOP; seconds later SIGCONT
+MOMENTS = ("start", "middle", "save", "end")
+CUTS = ("kill", "cut-10", "cut")  # by hand: for ten seconds, or for good
+FULL = ("HogWild", "Synchronous-SGD")  # of these every combination is tried
+PATIENCE = 20  # seconds, --patience of a cell
+TIMEOUT = 180  # seconds for a cell
 
-Cell = collections.namedtuple("Cell", "folder job index fault moment restarts")
+Cell = collections.namedtuple(
+    "Cell", "folder job index fault moment restarts way", defaults=["run.sh"]
+)
 
 
-def cells(folders: list[str]) -> list[Cell]:
-    """Returns the matrix for these folders."""
-    product = itertools.product(folders, TASKS, FAULTS, MOMENTS, (True, False))
+def product(folder: str) -> list[Cell]:
+    """Returns every combination under run.sh."""
+    everything = itertools.product(TASKS, FAULTS, MOMENTS, (True, False))
+    return [Cell(folder, *task, *rest) for task, *rest in everything]
+
+
+def pairs(cell: Cell) -> set[tuple]:
+    """Returns the pairs of values that a cell has: task, fault, moment, restarts."""
+    values = enumerate((cell[1:3], cell.fault, cell.moment, cell.restarts))
+    return set(itertools.combinations(values, 2))
+
+
+def covering(folder: str) -> list[Cell]:
+    """Returns cells in which every two values meet, other cells in every folder."""
+    rest = product(folder)
+    random.Random(folder).shuffle(rest)
+    open_pairs, chosen = set().union(*map(pairs, rest)), []
+    while open_pairs:
+        best = max(rest, key=lambda cell: len(pairs(cell) & open_pairs))
+        chosen.append(best)
+        open_pairs -= pairs(best)
+    return chosen
+
+
+def by_hand(folder: str) -> list[Cell]:
+    """Returns cells whose tasks are started one by one, each on a host of its own."""
+    kinds = [("kill", True), ("kill", False), ("cut-10", False), ("cut", False)]
     return [
-        Cell(f, *task, fault, moment, again)
-        for f, task, fault, moment, again in product
+        Cell(folder, *task, fault, "middle", again, "hand")
+        for task, (fault, again) in itertools.product(TASKS, kinds)
     ]
+
+
+def matrix(folders: list[str]) -> list[Cell]:
+    """Returns what is tried: all of two schemes, every pair of values of the others.
+
+    The code that a fault meets is the same bytes in every folder; what a scheme adds
+    is its state and its barrier.
+    """
+    chosen = []
+    for folder in folders:
+        chosen.append(Cell(folder, "disk", 0, "full", "middle", False))
+        if folder in FULL:
+            chosen += product(folder) + by_hand(folder)
+        else:
+            chosen += covering(folder)
+    return chosen
 
 
 def quick() -> list[Cell]:
     """Returns cells that no other test has: who stands still, a ps lost at the end."""
     return [
-        Cell("HogWild", "worker", 1, "stop", "middle", True),
-        Cell("HogWild", "ps", 1, "stop", "middle", False),
-        Cell("Synchronous-SGD", "worker", 0, "stop", "middle", True),
+        Cell("HogWild", "worker", 1, "stop-10", "middle", True),
+        Cell("HogWild", "ps", 1, "stop-10", "middle", False),
+        Cell("Synchronous-SGD", "worker", 0, "stop-10", "middle", True),
         Cell("Synchronous-SGD", "ps", 0, "kill", "end", True),
     ]
 
 
+# --- The run of a cell --------------------------------------------------------
+
+
 def run(cell: Cell, where: pathlib.Path) -> dict:
     """Makes the run of a cell; returns what became of it, see `verdict`."""
-    copy = launch.copy_of(cell.folder, where)
-    logdir = where / "logdir"
-    flags = ["--steps", "500", "--slow_workers", "0.01", "--save_seconds", "1"]
-    flags += ["--patience", "20"]
+    copy, logdir = launch.copy_of(cell.folder, where), where / "logdir"
+    flags = ["--save_seconds", "1", "--patience", str(PATIENCE)]
     if "--window" in (copy / registry.script_of(cell.folder)).read_text():
         flags += ["--window", "2"]
+    began = time.monotonic()
+    if cell.way == "hand":
+        found = one_by_one(cell, copy, logdir, flags)
+    elif cell.fault == "full":
+        found = on_a_full_disk(copy, logdir, flags)
+    else:
+        found = under_run_sh(cell, copy, logdir, flags)
+    there = (logdir / "result.json").exists()
+    return dict(
+        cell=cell,
+        seconds=time.monotonic() - began,
+        result=launch.result(logdir) if there else None,
+        **found,
+    )
+
+
+def under_run_sh(
+    cell: Cell, copy: pathlib.Path, logdir: pathlib.Path, flags: list[str]
+) -> dict:
+    """Returns dict(struck, status, lines); `struck`: the task was still there."""
     environment = dict(
         NUM_PS="2",
         LOGDIR=str(logdir),
         TIMEOUT=str(TIMEOUT),
         MAX_RESTARTS="2" if cell.restarts else "0",
     )
-    began = time.monotonic()
+    flags = [*flags, "--steps", "500", "--slow_workers", "0.01"]
     with launch.run_sh(copy, *flags, **environment) as running:
-        struck = strike(running, cell)
+        struck = strike(running, cell, logdir)
         status = running.wait(TIMEOUT + 30)
         running.nothing_left()
-        lines = list(running.lines)
-    return dict(
-        cell=cell,
-        struck=struck,
-        status=status,
-        seconds=time.monotonic() - began,
-        lines=lines,
-        result=launch.result(logdir) if (logdir / "result.json").exists() else None,
-    )
+        return dict(struck=struck, status=status, lines=list(running.lines))
 
 
-def strike(running: launch.Launch, cell: Cell) -> bool:
+def strike(running: launch.Launch, cell: Cell, logdir: pathlib.Path) -> bool:
     """Waits for the moment and does it; says whether the task was still there."""
     marks = {
         "start": "[ps 0] ps 0 of 2 serves",
         "middle": "  loss ",
+        "save": "  loss ",
         "end": "step 500/500",
     }
     running.wait_for(marks[cell.moment], 90)
     try:
         task = running.task(cell.job, cell.index)
-    except AssertionError:
+        if cell.moment == "save":
+            wait_for_a_save(logdir)
+        task.send_signal(
+            {"kill": signal.SIGKILL, "term": signal.SIGTERM}.get(
+                cell.fault, signal.SIGSTOP
+            )
+        )
+    except (AssertionError, psutil.NoSuchProcess):
         return False
-    if cell.fault == "stop":
-        task.send_signal(signal.SIGSTOP)
-        timer = threading.Timer(STOPPED, task.send_signal, [signal.SIGCONT])
+    if cell.fault.startswith("stop"):
+        seconds = int(cell.fault.partition("-")[2])
+        timer = threading.Timer(seconds, task.send_signal, [signal.SIGCONT])
         timer.daemon = True
         timer.start()
-    else:
-        task.send_signal(signal.SIGKILL if cell.fault == "kill" else signal.SIGTERM)
     return True
+
+
+def wait_for_a_save(logdir: pathlib.Path, seconds: float = 30) -> None:
+    """Returns when TensorFlow is writing a checkpoint: its data, not yet its index."""
+    end, before = time.monotonic() + seconds, set(os.listdir(logdir))
+    while time.monotonic() < end:
+        now = set(os.listdir(logdir))
+        if any("ckpt" in new for new in now - before):
+            return
+        before = now
+    raise TimeoutError(f"nothing is saved in {logdir}")
+
+
+# A disk of 9 MB is filled when the first checkpoint lies there, and emptied after the
+# run; then the next run takes up what the disk holds.
+FULL_DISK = """
+mount -t tmpfs -o size=9m tmpfs "$LOGDIR"
+bash run.sh --steps 1500 --slow_workers 0.002 --save_seconds 0.5 "$@" &
+run=$!
+for ((wait = 0; wait < 900; wait++)); do
+  ! grep -qs 'ckpt-[1-9]' "$LOGDIR/checkpoint" || break
+  sleep 0.1
+done
+cat /dev/zero >"$LOGDIR/fill" 2>/dev/null
+status=0
+wait $run || status=$?
+echo "first status $status"
+rm "$LOGDIR/fill"
+ls "$LOGDIR"
+bash run.sh --steps 1600 "$@"
+status=$?
+cp "$LOGDIR/result.json" "$KEEP"
+exit $status
+"""
+OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+def on_a_full_disk(
+    copy: pathlib.Path, logdir: pathlib.Path, flags: list[str] = ()
+) -> dict:
+    """Returns dict(struck, status, lines); the last result is kept in `logdir`."""
+    disk = logdir.parent / "disk"
+    disk.mkdir()
+    logdir.mkdir()
+    command = [*OWN_MOUNTS, "bash", "-c", FULL_DISK, "run", *flags]
+    environment = dict(LOGDIR=str(disk), KEEP=str(logdir), TIMEOUT=str(TIMEOUT))
+    with launch.Launch(command, copy, where=copy, **environment) as running:
+        status = running.wait(2 * TIMEOUT)
+        running.nothing_left()
+        return dict(struck=True, status=status, lines=list(running.lines))
+
+
+def one_by_one(
+    cell: Cell, copy: pathlib.Path, logdir: pathlib.Path, flags: list[str]
+) -> dict:
+    """Returns dict(struck, status, lines); `status` has one for each task, ps first.
+
+    None is the status of a task that was killed, or of a ps that still served.
+    """
+    tasks = [("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)]
+    script, began = str(copy / registry.script_of(copy.name)), []
+    flags = [*flags, "--steps", "500", "--slow_workers", "0.05"]
+    flags += ["--logdir", str(logdir)]
+    with hosts.Hosts(*(f"{job}{k}" for job, k in tasks)) as net:
+        for job in ("ps", "worker"):
+            there = [f"{net.address[f'{job}{k}']}:2222" for k in (0, 1)]
+            flags.append(f"--{job}_hosts={','.join(there)}")
+
+        def start(job, k):
+            command = [*net.inside[f"{job}{k}"], sys.executable, script, *flags]
+            command += ["--job_name", job, "--task_index", str(k)]
+            began.append(net.enter_context(launch.Launch(command, copy)))
+            return began[-1]
+
+        running = {task: start(*task) for task in tasks}
+        for task in tasks[2:]:
+            running[task].wait_for("  loss ")
+        struck = (cell.job, cell.index)
+        if cell.fault == "kill":
+            running[struck].process.kill()
+            running[struck].process.wait()
+            if cell.restarts:
+                running[struck] = start(*struck)
+        else:
+            net.cut(cell.job + str(cell.index))
+            if cell.fault == "cut-10":
+                time.sleep(10)
+                net.mend(cell.job + str(cell.index))
+        end = time.monotonic() + TIMEOUT
+        for task in reversed(tasks):  # the ps are dismissed by the chief
+            limit = end - time.monotonic() if task[0] == "worker" else 15
+            try:
+                running[task].wait(max(limit, 1))
+            except subprocess.TimeoutExpired:
+                pass
+        status = [running[task].process.poll() for task in tasks]
+        if cell.fault == "kill" and not cell.restarts:
+            status[tasks.index(struck)] = None
+        lines = [line for task in began for line in task.lines]
+    return dict(struck=True, status=status, lines=lines)
+
+
+# --- What is right ------------------------------------------------------------
 
 
 def verdict(found: dict) -> list[str]:
     """Returns what is wrong with what became of a cell, nothing if it holds."""
-    cell, status, lines = found["cell"], found["status"], found["lines"]
-    wrong = []
-    dies = found["struck"] and cell.fault != "stop"
-    ends_well = not dies or cell.restarts or status == 0
-    if ends_well:
-        if status != 0:
-            wrong.append(f"status {status}")
-        wrong += of_result(found["result"])
+    cell, lines = found["cell"], found["lines"]
+    if cell.way == "hand":
+        wrong = of_hands(found)
+    elif cell.fault == "full":
+        wrong = of_disks(found)
     else:
-        expected = 137 if cell.fault == "kill" else 143
-        if status != expected:
-            wrong.append(f"status {status}, not {expected}")
-        if sum(line.startswith("run.sh: ") and "see" in line for line in lines) != 1:
-            wrong.append("not one reason")
+        wrong = of_run_sh(found)
     if any("Traceback" in line for line in lines):
         wrong.append("a traceback")
     numbers = re.compile(r"\d+(\.\d+)?")
@@ -135,6 +301,54 @@ def verdict(found: dict) -> list[str]:
     )
     wrong += [f"{count} times: {line}" for line, count in again.items() if count > 6]
     return wrong
+
+
+def of_run_sh(found: dict) -> list[str]:
+    """The run ends well, or with the status of the task that may not be restarted."""
+    cell, status = found["cell"], found["status"]
+    # A ps that stands still for longer than --patience is given up.
+    silent = cell.job == "ps" and cell.fault == "stop-60"
+    loses = found["struck"] and (silent or not cell.fault.startswith("stop"))
+    if status == 0 or cell.restarts or not loses:
+        return ([f"status {status}"] if status else []) + of_result(found["result"])
+    wrong = []
+    expected = {"kill": 137, "term": 143}.get(cell.fault, 138)
+    if status != expected:
+        wrong.append(f"status {status}, not {expected}")
+    reasons = [n for n in found["lines"] if n.startswith("run.sh: ") and "see" in n]
+    if len(reasons) != 1:
+        wrong.append(f"{len(reasons)} reasons")
+    return wrong
+
+
+def of_disks(found: dict) -> list[str]:
+    """The run says what it could not write, and the next one goes on."""
+    wrong = [f"status {found['status']}"] if found["status"] else []
+    if "first status 138" not in found["lines"]:
+        wrong.append("not status 138 on a full disk")
+    text = "\n".join(found["lines"])
+    for words in ("cannot save: ", "result.json could not be written"):
+        if text.count(words) != 1:
+            wrong.append(f"{text.count(words)} times: {words}")
+    if not re.search(r"resumes from global step [1-9]", text):
+        wrong.append("the last checkpoint is lost")
+    return wrong + of_result(found["result"])
+
+
+def of_hands(found: dict) -> list[str]:
+    """Who is lost for good is missed by those who need it; the others end well."""
+    cell, (*_, chief, worker) = found["cell"], found["status"]
+    lost = cell.fault == "cut" or cell.fault == "kill" and not cell.restarts
+    # Worker 1 is needed by nobody, the chief by the ending, a ps by all.
+    expected = {("worker", 1): (0, 138), ("worker", 0): (138, 138)}
+    due = expected.get((cell.job, cell.index), (138, 138)) if lost else (0, 0)
+    wrong = []
+    for k, (is_now, shall) in enumerate(zip((chief, worker), due, strict=True)):
+        if is_now is not None and is_now != shall or is_now is None and not lost:
+            wrong.append(f"worker {k}: status {is_now}, not {shall}")
+    if not lost and any(found["status"]):
+        wrong.append(f"statuses {found['status']}")
+    return wrong + (of_result(found["result"]) if chief == 0 else [])
 
 
 def of_result(result: dict | None) -> list[str]:
@@ -147,84 +361,155 @@ def of_result(result: dict | None) -> list[str]:
     return wrong
 
 
-def table(kept: dict) -> str:
-    """Returns the matrix as Markdown, of what `main` keeps of the cells."""
-    folders = [
-        f for f in registry.folders() if any(k.startswith(f"{f} ") for k in kept)
-    ]
-    heads = ["task", "fault", "moment", "restarts", *folders]
-    lines = [heads, ["---"] * len(heads)]
-    for task, fault, moment, again in itertools.product(
-        TASKS, FAULTS, MOMENTS, (True, False)
-    ):
-        row = [f"{task[0]} {task[1]}", fault, moment, "yes" if again else "no"]
-        for folder in folders:
-            one = kept.get(name(Cell(folder, *task, fault, moment, again)))
-            holds = "–" if one is None else "; ".join(one["wrong"]) or "holds"
-            status = "" if one is None else f", {one['status']}, {one['seconds']:.0f} s"
-            row.append(holds + status)
-        if any(entry != "–" for entry in row[4:]):
-            lines.append(row)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+# --- What is written down -----------------------------------------------------
 
 
 def name(cell: Cell) -> str:
     """Returns what a cell is called on the command line and in the file."""
-    return " ".join(map(str, cell[:-1])) + (" restarts" if cell.restarts else " final")
+    words = " ".join(map(str, cell[:-2])) + (" restarts" if cell.restarts else " final")
+    return words + (" hand" if cell.way == "hand" else "")
+
+
+def grid(heads: list[str], rows: list[list[object]]) -> str:
+    """Returns a table as Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def entry(kept: dict, cell: Cell) -> str:
+    """Returns what a table says of a cell: whether it holds, its status and seconds."""
+    one = kept.get(name(cell))
+    if one is None:
+        return "–"
+    status = one["status"]
+    if isinstance(status, list):
+        status = " ".join("·" if one is None else str(one) for one in status)
+    return f"{'; '.join(one['wrong']) or 'holds'}, {status}, {one['seconds']} s"
+
+
+def tables(kept: dict) -> str:
+    """Returns the matrix as Markdown, of what `main` keeps of the cells."""
+    folders = [
+        f for f in registry.folders() if any(k.startswith(f"{f} ") for k in kept)
+    ]
+    rows = []
+    for folder in folders:
+        ours = {k: v for k, v in kept.items() if k.startswith(f"{folder} ")}
+        wrong = [f"{k}: {'; '.join(v['wrong'])}" for k, v in ours.items() if v["wrong"]]
+        hold, longest = len(ours) - len(wrong), max(v["seconds"] for v in ours.values())
+        rows.append([folder, len(ours), hold, f"{longest} s", "<br>".join(wrong)])
+    heads = ["folder", "cells", "hold", "longest", "what does not"]
+    parts = ["### Every folder\n", grid(heads, rows)]
+    full = [folder for folder in FULL if folder in folders]
+    ways = {"yes": True, "no": False}
+    rows = [
+        [f"{task[0]} {task[1]}", fault, moment]
+        + [
+            entry(kept, Cell(folder, *task, fault, moment, again))
+            for folder in full
+            for again in ways.values()
+        ]
+        for task, fault, moment in itertools.product(TASKS, FAULTS, MOMENTS)
+    ]
+    heads = [f"{folder}, restarts: {word}" for folder in full for word in ways]
+    parts += ["### All of two schemes, by `run.sh`\n"]
+    parts += [grid(["task", "fault", "moment", *heads], rows)]
+    rows = [
+        [f"{cell.job} {cell.index}", cell.fault, "yes" if cell.restarts else "no"]
+        + [entry(kept, cell._replace(folder=folder)) for folder in full]
+        for cell in by_hand(FULL[0])
+    ]
+    parts += ["### The same by hand, each task on a host of its own\n"]
+    parts += ["The statuses are those of ps 0, ps 1, worker 0, worker 1; ·: none.\n"]
+    parts += [grid(["task", "fault", "started again", *full], rows)]
+    return "\n".join(parts)
 
 
 def write(kept: dict, folder: pathlib.Path) -> None:
-    """Writes what became of the cells, and the table of it."""
+    """Writes what became of the cells, and the tables of it."""
+    hold = sum(not one["wrong"] for one in kept.values())
+    days = sorted({one["date"] for one in kept.values()})
     head = (
-        "What `run.sh` made of a run in which a task was killed, told to end or "
-        "stopped for 10 s: whether the cell holds, the status, the seconds.\n"
-        "A cell is one run of 500 updates with 2 ps and 2 workers; 137 and 143 are the "
-        "statuses of a task that may not be restarted.\n\n"
-        f"`python tests/faults.py`, {max(one['date'] for one in kept.values())}, 2 "
-        f"cores, TensorFlow 2.21: {len(kept)} cells.\n\n"
+        "What became of a run in which a task was killed (kill), told to end (term), "
+        "stopped for 10 or 60 s (stop), or cut off from the others (cut), and of one "
+        "whose disk was full: whether the cell holds, the status, the seconds.\n"
+        f"A cell is one run of 500 updates with 2 ps, 2 workers and --patience "
+        f"{PATIENCE}; 137, 138 and 143 are the statuses of a task that may not be "
+        "started again. Two runs at once.\n\n"
+        f"`python tests/faults.py`, {' to '.join({days[0]: 0, days[-1]: 0})}, 2 cores, "
+        f"TensorFlow 2.21: {len(kept)} cells, {hold} hold.\n\n"
     )
     for path, text in (
         (folder / "faults.json", json.dumps(kept, indent=1, sort_keys=True) + "\n"),
-        (folder / "faults.md", head + table(kept)),
+        (folder / "faults.md", head + tables(kept)),
     ):
         part = path.with_suffix(".part")
         part.write_text(text)
         os.replace(part, path)
 
 
+def tried(cell: Cell) -> tuple[Cell, dict]:
+    """Returns a cell and what is kept of it."""
+    with tempfile.TemporaryDirectory() as where:
+        try:
+            found = run(cell, pathlib.Path(where))
+            wrong = verdict(found)
+        except Exception as error:  # the cell does not hold; the others are tried
+            found = dict(status=None, seconds=0, lines=[])
+            wrong = [f"{type(error).__name__}: {error}".splitlines()[0]]
+            found["lines"] = str(error).splitlines()
+    if wrong:
+        text = "\n  ".join([f"{name(cell)}: {wrong}", *found["lines"][-60:]])
+        print(text, file=sys.stderr, flush=True)
+    return cell, {
+        "wrong": wrong,
+        "status": found["status"],
+        "seconds": round(found["seconds"]),
+        "date": str(datetime.date.today()),
+    }
+
+
 def main() -> int:
     """Runs the matrix and writes it down; status 1 if a cell does not hold."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="four cells")
+    parser.add_argument("--all", action="store_true", help="every combination")
     parser.add_argument("--only", default="", help="words of a cell's name, by comma")
     parser.add_argument("--missing", action="store_true", help="cells without a result")
+    parser.add_argument("--jobs", type=int, default=2, help="cells at once")
     args = parser.parse_args()
     target = launch.REPO / "benchmarks" / "results"
-    target.mkdir(exist_ok=True)
     path = target / "faults.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     folders = [f for f in registry.folders("ps") if f != "Distributed-Setup"]
-    chosen = quick() if args.quick else cells(folders)
+    chosen = quick() if args.quick else matrix(folders)
+    if args.all:
+        chosen = [cell for folder in folders for cell in product(folder)]
     words = [word for word in args.only.split(",") if word]
     chosen = [c for c in chosen if all(w in name(c).split() for w in words)]
     if args.missing:
         chosen = [c for c in chosen if name(c) not in kept]
+    if hosts.missing() and any(c.way == "hand" for c in chosen):
+        parser.error(f"cells by hand need hosts: {hosts.missing()}; --only leaves out")
     failed, began = 0, time.monotonic()
-    for number, cell in enumerate(chosen, 1):
-        with tempfile.TemporaryDirectory() as where:
-            found = run(cell, pathlib.Path(where))
-        wrong = verdict(found)
-        failed += bool(wrong)
-        kept[name(cell)] = {
-            "wrong": wrong,
-            "status": found["status"],
-            "seconds": round(found["seconds"]),
-            "date": str(datetime.date.today()),
-        }
-        write(kept, target)
-        left = (time.monotonic() - began) / number * (len(chosen) - number)
-        holds = "; ".join(wrong) or "holds"
-        print(f"{number}/{len(chosen)} {name(cell)}: {holds}; {left:.0f} s left")
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        futures = [pool.submit(tried, cell) for cell in chosen]
+        try:
+            for number, future in enumerate(
+                concurrent.futures.as_completed(futures), 1
+            ):
+                cell, one = future.result()
+                failed += bool(one["wrong"])
+                kept[name(cell)] = one
+                write(kept, target)
+                left = (time.monotonic() - began) / number * (len(chosen) - number)
+                holds = "; ".join(one["wrong"]) or "holds"
+                print(
+                    f"{number}/{len(chosen)} {name(cell)}: {holds}; {left:.0f} s left",
+                    flush=True,
+                )
+        finally:
+            pool.shutdown(cancel_futures=True)
     return int(failed > 0)
 
 

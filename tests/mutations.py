@@ -28,7 +28,13 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 
-FILES = ("test_conformance.py", "test_sync.py", "test_rounds.py", "test_bounded.py")
+FILES = (
+    "test_conformance.py",
+    "test_sync.py",
+    "test_rounds.py",
+    "test_bounded.py",
+    "test_compression.py",
+)
 SLOW = ("any_run", "books_of_any", "placement", "real_processes", "way_of_one_process")
 OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 # What a change would only rename or reword.
@@ -205,6 +211,8 @@ class Chosen:
         parameters = getattr(item, "callspec", types.SimpleNamespace(params={})).params
         if "folder" in parameters:
             return parameters["folder"] == self.folder
+        if getattr(item.module, "FOLDER", None) == self.folder:
+            return True
         return f'"{self.folder}"' in inspect.getsource(item.function)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 
 import faults
+import hosts
 import launch
 import numpy as np
 import psutil
@@ -28,7 +29,6 @@ sys.path.insert(0, str(launch.REPO / "benchmarks"))
 import link
 
 WITHIN = 5  # seconds from the cause to the end
-OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
 # Two network namespaces with a wire between them, see benchmarks/link.py.
 NO_LINK = launch.without(["ip", "netns", "list"])
 if os.geteuid() or not os.path.exists("/dev/net/tun"):
@@ -37,7 +37,7 @@ OWN_PIDS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-c
 
 
 # Why it cannot be tried here, "" if it can.
-NO_MOUNTS, NO_PIDS = launch.without(OWN_MOUNTS), launch.without(OWN_PIDS)
+NO_MOUNTS, NO_PIDS = launch.without(faults.OWN_MOUNTS), launch.without(OWN_PIDS)
 
 
 def one_sentence(task, *words):
@@ -101,44 +101,24 @@ def test_the_tasks_end_when_run_sh_is_killed(tmp_path):
 
 # --- Disks --------------------------------------------------------------------
 
-FULL_DISK = """
-mount -t tmpfs -o size=9m tmpfs "$LOGDIR"
-bash run.sh --steps 1500 --slow_workers 0.002 --save_seconds 0.5 &
-run=$!
-for ((wait = 0; wait < 900; wait++)); do
-  ! grep -qs 'ckpt-[1-9]' "$LOGDIR/checkpoint" || break
-  sleep 0.1
-done
-cat /dev/zero >"$LOGDIR/fill" 2>/dev/null
-status=0
-wait $run || status=$?
-echo "first status $status"
-rm "$LOGDIR/fill"
-ls "$LOGDIR"
-bash run.sh --steps 1600
-"""
-
 
 @pytest.mark.skipif(NO_MOUNTS != "", reason=NO_MOUNTS)
 def test_a_disk_that_is_full(tmp_path):
     """Training goes on, the end says what is missing, the last checkpoint is good."""
-    copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
-    logdir.mkdir()
-    command = [*OWN_MOUNTS, "bash", "-c", FULL_DISK]
-    with launch.Launch(command, copy, LOGDIR=str(logdir), where=copy) as run:
-        assert run.wait() == 0, run.output
-    assert "Traceback" not in run.output, run.output
-    assert "Logging error" not in run.output, run.output
-    (said,) = [line for line in run.lines if "cannot save: " in line]
+    found = faults.run(
+        faults.Cell("HogWild", "disk", 0, "full", "middle", False), tmp_path
+    )
+    lines, output = found["lines"], "\n".join(found["lines"])
+    assert faults.verdict(found) == [], output
+    assert "Logging error" not in output, output
+    (said,) = [line for line in lines if "cannot save: " in line]
     assert "No space left on device; training goes on" in said
-    assert run.output.count("result.json could not be written") == 1
-    assert run.output.count("the result is not written: ") == 1
-    assert "test accuracy 0.9" in run.output.partition("first status")[0]
-    assert "first status 138" in run.lines
-    assert "result.json.part" not in run.lines
-    (resumed,) = re.findall(r"resumes from global step (\d+)", run.output)
+    assert output.count("the result is not written: ") == 1
+    assert "test accuracy 0.9" in output.partition("first status")[0]
+    assert "result.json.part" not in lines
+    (resumed,) = re.findall(r"resumes from global step (\d+)", output)
     assert 0 < int(resumed) <= 1500
-    assert "after 1600 global steps" in run.lines[-1]
+    assert "after 1600 global steps" in lines[-1]
 
 
 @launch.if_thorough
@@ -275,62 +255,28 @@ def test_a_cable_that_is_cut(tmp_path):
         wire.wire.send_signal(signal.SIGCONT)
 
 
-@contextlib.contextmanager
-def isolated_hosts():
-    """Three hosts: the ps's, and two workers' that reach it but not each other.
-
-    Yields ({name: command that runs something on that host}, {name: its address}).
-    """
-    names = {who: f"guide-{os.getpid()}-{who}" for who in ("ps", "one", "two")}
-    inside = {who: ["ip", "netns", "exec", name] for who, name in names.items()}
-    addresses = {"ps": "10.98.0.1", "one": "10.98.1.2", "two": "10.98.2.2"}
-    with contextlib.ExitStack() as stack:
-
-        def ip(words, where="ps"):
-            subprocess.run([*inside[where], "ip", *words.split()], check=True)
-
-        for name in names.values():
-            subprocess.run(["ip", "netns", "add", name], check=True)
-            stack.callback(subprocess.run, ["ip", "netns", "delete", name])
-        for who in names:
-            ip("link set lo up", who)
-        ip("address add 10.98.0.1/32 dev lo")
-        for number, who in enumerate(("one", "two"), 1):
-            ip(f"link add {who} type veth peer name cable netns {names[who]}")
-            ip(f"address add 10.98.{number}.1/24 dev {who}")
-            ip(f"link set {who} up")
-            ip(f"address add {addresses[who]}/24 dev cable", who)
-            ip("link set cable up", who)
-            ip(f"route add default via 10.98.{number}.1", who)
-        yield inside, addresses
-
-
 @launch.if_thorough
-@pytest.mark.skipif(NO_LINK != "", reason=NO_LINK)
+@pytest.mark.skipif(hosts.missing() != "", reason=hosts.missing())
 def test_workers_need_not_reach_each_other(tmp_path):
     """The chief waits for one of which only ps 0 hears, for as long as it lives."""
     copy = copy_of("HogWild", tmp_path)
     script = copy / registry.script_of(copy.name)
-    with isolated_hosts() as (inside, addresses), contextlib.ExitStack() as stack:
-        ping = [
-            "python3",
-            "-c",
-            f"import socket as s; s.create_connection(('{addresses['one']}', 1), 3)",
-        ]
-        tried = subprocess.run([*inside["two"], *ping], capture_output=True, text=True)
-        assert "unreachable" in tried.stderr or "timed out" in tried.stderr
-        flags = [f"--ps_hosts={addresses['ps']}:2222", "--steps", "300"]
-        flags.append(f"--worker_hosts={addresses['one']}:2222,{addresses['two']}:2222")
+    with hosts.Hosts("ps", "one", "two") as net:
+        net.cut("one", "two")
+        ps, one, two = (f"{net.address[name]}:2222" for name in net.names)
+        knock = f"import socket; socket.create_connection({tuple(one.split(':'))}, 3)"
+        command = [*net.inside["two"], sys.executable, "-c", knock]
+        tried = subprocess.run(command, capture_output=True, text=True)
+        assert "timed out" in tried.stderr
+        flags = [f"--ps_hosts={ps}", f"--worker_hosts={one},{two}", "--steps", "300"]
         flags += ["--slow_workers", "0,40", "--logdir", str(tmp_path / "logdir")]
         started = []
-        for who, job, index in (
-            ("ps", "ps", 0),
-            ("one", "worker", 0),
-            ("two", "worker", 1),
+        for who, job, index in zip(
+            net.names, ["ps", "worker", "worker"], (0, 0, 1), strict=True
         ):
-            command = [*inside[who], sys.executable, str(script), *flags]
+            command = [*net.inside[who], sys.executable, str(script), *flags]
             command += ["--job_name", job, "--task_index", str(index)]
-            started.append(stack.enter_context(launch.Launch(command, copy)))
+            started.append(net.enter_context(launch.Launch(command, copy)))
         for task in started:
             assert task.wait(120) == 0, task.output
         assert not any("is gone" in line for line in started[1].lines)
