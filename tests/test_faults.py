@@ -150,6 +150,21 @@ def test_two_runs_in_one_directory(tmp_path):
 # --- Peers that differ, or do not answer --------------------------------------
 
 
+def test_a_worker_that_a_step_needs_is_gone(tmp_path):
+    """It may come back, and is waited for; aloud, and not for ever."""
+    copy = copy_of("Synchronous-SGD", tmp_path)
+    flags = [*ENDLESS, "--patience", "14", "--logdir", str(tmp_path / "logdir")]
+    with ByHand(copy, *flags) as run:
+        _, chief, worker = run.start_all()
+        worker.wait_for("  loss ")
+        chief.wait_for("  loss ")
+        worker.process.kill()
+        what = "worker 1: a step takes the gradients of 2 workers"
+        chief.wait_for(f"still waiting for {what}", 14 + WITHIN)
+        assert chief.wait(4 * WITHIN) == 138, chief.output
+    one_sentence(chief, "no sign of life in ", f" s from {what}")
+
+
 def test_a_task_of_another_run_says_what_differs(tmp_path):
     """Everybody else goes on."""
     copy, logdir = copy_of("AGN", tmp_path), tmp_path / "logdir"

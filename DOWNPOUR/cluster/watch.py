@@ -92,7 +92,8 @@ class Heart(threading.Thread):
     ever.
     """
 
-    also = (None, ())  # (graph, operations) that are run with every beat, of a scheme
+    # Of a scheme: (graph, operations that are run with every beat, its judges).
+    also = (None, (), ())
 
     def __init__(self, graph, target, config, operations, reason, addresses, patience):
         """`addresses` are {task: address} of those who serve, in the same order.
@@ -115,6 +116,14 @@ class Heart(threading.Thread):
             (job, index), where = self.addresses[ps]
             said = f"no answer in {quiet:.0f} s from {job} {index} at {where}"
             leave_now(said, AGAIN)
+
+    def _ask(self, scheme):
+        _, operations, judges = self.also
+        scheme.run(operations)
+        for tensors, judge in judges:
+            said = judge(*scheme.run(tensors))
+            if said and not self.stopped.is_set():
+                leave_now(said, AGAIN)
 
     def run(self):
         heard = [time.monotonic()] * len(self.operations)
@@ -139,7 +148,7 @@ class Heart(threading.Thread):
                         if reason and not self.stopped.is_set():
                             leave_now(reason.decode(), 1)
                         if scheme:
-                            scheme.run(self.also[1])
+                            self._ask(scheme)
             except tf.errors.OpError:
                 # It answers, but is not the ps of this session, or is empty.
                 heard[ps], session = time.monotonic(), None

@@ -101,7 +101,8 @@ class Protocol:
         if not self.chief:
             self.lobby.wait_for_chief(patience)
         self.lobby.compare()
-        self.lobby.heart.also = self.graph, self.books.incarnation.on_beat
+        run = self.books.incarnation
+        self.lobby.heart.also = self.graph, run.on_beat, run.judges
         self.lobby.heart.start()
         if self.chief:
             self.model.save_before_the_end(self.target, self.config)

@@ -12,6 +12,7 @@ from cluster import rounds, rows
 from cluster import tensorflow_v1 as tf
 from cluster.incarnation import silence
 from cluster.lobby import GONE
+from cluster.quorum import Quorum
 
 ROUNDS = rows.COLUMNS.index("rounds")
 
@@ -44,7 +45,8 @@ class Barrier:
             self.mine = self.queues[kept.me]
             self.me = np.arange(self.workers) == kept.me
             dead = silence(kept.incarnation.beats[0]) > GONE
-        run = kept.incarnation
+        run, quorum = kept.incarnation, Quorum(args, kept, self.size)
+        run.judges.append((quorum.tensors, quorum.judge))
         run.on_beat.append(self._begin_again(dead))
         with tf.control_dependencies([self._begin_again(self.me)]):
             # A worker that joins throws its old tokens away and gets one for the open

@@ -69,6 +69,8 @@ class Incarnation:
         self.beats = [beats(task, self.workers) for task in tasks]
         # Operations of the scheme: of the chief, of a worker that joins, now and then.
         self.on_open, self.on_join, self.on_beat = [], [], []
+        # After a beat: (tensors, function of their values: why it cannot go on, or "").
+        self.judges = []
 
     def close(self):
         """Chief: returns the operation that ends an incarnation, on every ps."""
