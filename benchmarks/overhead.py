@@ -13,8 +13,9 @@
 
 Everything is measured in turn, several rounds of it, so that a slow minute of the
 machine falls on all alike; ratios are taken within a round, and of all numbers the
-median is shown. Writes overhead.json and overhead.md. A round that was finished is
-kept there: the next start goes on after it.
+median is shown. Writes overhead.json and overhead.md, or before.json and before.md if
+that is the only part. A round that was finished is kept there: the next start goes on
+after it.
 
     python benchmarks/overhead.py --only start,speed,windows --rounds 3
     python benchmarks/overhead.py --only before --before 1f494bb
@@ -67,8 +68,9 @@ def imports(count):
 
 
 def windowed():
-    """Returns the examples that have a communication window."""
-    return [name for name in runs.examples() if "--window" in runs.flags_of(name)]
+    """Returns the examples that have a ps and a communication window."""
+    there = [name for name in runs.registry.folders("ps") if name in runs.examples()]
+    return [name for name in there if "--window" in runs.flags_of(name)]
 
 
 def label_of(scheme, ps, workers, window=None):
@@ -328,10 +330,11 @@ def main():
             before = stack.enter_context(runs.checkout(args.before))
         scale = 0.02 if args.quick else 1.0
         jobs = jobs_of(args.only, scale, before, args.timeout)
-        rounds, progress = runs.in_rounds(jobs, args, "overhead", code())
+        name = "before" if args.only == ("before",) else "overhead"
+        rounds, progress = runs.in_rounds(jobs, args, name, code())
         # Parts measured at another time are shown too.
         text = markdown(rounds, measured(rounds))
-        runs.write(args.out / "overhead.md", text)
+        runs.write(args.out / f"{name}.md", text)
         print(text)
         progress.end()
 

@@ -197,7 +197,7 @@ class Worker:
             self.close, self.join = run_.close(), run_.join(f"test {index}")
             self.open, self.wake = run_.open("", kept.prepare()), run_.on_open
             self.beat = run_.beat()
-            self.also = run_.on_beat
+            self.also, self.judges = run_.on_beat, run_.judges
             initial = tf.group(tf.global_variables_initializer(), self.close)
             local = tf.group(tf.local_variables_initializer(), initializer)
             self.saver = checkpoint.saver(self.close)
@@ -255,6 +255,25 @@ class Worker:
             return True
         self.held = dict(zip(self.pulls, pulled, strict=True))
         return False
+
+    def of_run(self, name: str) -> tf.Variable:
+        """Returns a variable of the incarnation, by its name."""
+        with self.graph.as_default():
+            found = {v.op.name: v for v in tf.get_collection("incarnation")}
+        return found[name]
+
+    def forget(self, seconds: float) -> None:
+        """Makes it so much longer ago that the run began and heard of this worker."""
+        ago = np.zeros(len(self.run.workers))
+        ago[self.index] = seconds
+        with self.graph.as_default():
+            changes = [self.of_run("beats_0").assign_sub(ago).op]
+            # The number of the incarnation is its time, in microseconds.
+            for name in ("incarnation", "joined"):
+                variable = self.of_run(name)
+                much = np.full(variable.shape, int(1e6 * seconds))
+                changes.append(variable.assign_sub(much).op)
+        self.session.run(changes)
 
     def now(self) -> np.ndarray:
         """Returns the center variable."""

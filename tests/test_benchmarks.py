@@ -395,7 +395,7 @@ def test_paste(tmp_path: Path) -> None:
 
 def test_the_readme_shows_the_results() -> None:
     page = (REPO / "benchmarks" / "README.md").read_text()
-    for name in ("overhead.md", "claims.md"):
+    for name in ("overhead.md", "before.md", "claims.md"):
         assert page.count(f"<!-- begin {name} -->") == 1
     assert runs.paste(page, runs.RESULTS) == page, "run overhead.py --write-readme"
 

@@ -197,20 +197,6 @@ def test_the_staleness_of_a_gradient_is_bounded_too(staleness: int) -> None:
 # --- Waiting ends -------------------------------------------------------------
 
 
-def forget(run: Run, k: int) -> None:
-    """Makes it long ago that worker k was heard of, and that the run began."""
-    with run.chief.graph.as_default():
-        found = {v.op.name: v for v in tf.get_collection("incarnation")}
-        ago = np.zeros(len(run.workers))
-        ago[k] = 100
-        # The number of the incarnation is its time, in microseconds; all have joined.
-        changes = [found["beats_0"].assign_sub(ago).op]
-        for name in ("incarnation", "joined"):
-            much = np.full(found[name].shape, 100_000_000)
-            changes.append(found[name].assign_sub(much).op)
-    run.chief.session.run(changes)
-
-
 def note(run: Run, by: int) -> None:
     """Worker `by` gives a sign of life, and looks who else does."""
     worker = run.workers[by]
@@ -237,7 +223,7 @@ def test_a_worker_that_dies_releases_the_others() -> None:
         assert not a.begins()
         note(run, by=2)  # nobody has been silent for long
         assert not a.begins()
-        forget(run, 1)
+        run.workers[1].forget(100)
         note(run, by=0)
         note(run, by=2)
         assert a.begins()
@@ -260,7 +246,7 @@ def test_a_worker_that_was_silent_need_not_catch_up(heard: str) -> None:
     with Run(SSP, "--staleness=0") as run:
         a, b = beginners(run)
         assert b.begins()
-        forget(run, 1)
+        run.workers[1].forget(100)
         note(run, by=0)
         assert [a.push().what for _ in range(7)] == [rows.APPLIED] * 7
         if heard == "by a sign of life":
@@ -281,7 +267,7 @@ def test_who_has_not_come_yet_is_waited_for_a_while() -> None:
         note(run, by=0)
         a.push(), a.push()
         assert not a.begins()
-        forget(run, 1)
+        run.workers[1].forget(100)
         note(run, by=0)
         assert a.begins()
 

@@ -14,6 +14,7 @@ import types
 
 import harness
 import launch
+import mutations
 import numpy as np
 import pytest
 import rules
@@ -620,3 +621,10 @@ def test_messages_of_a_call(folder: str) -> None:
                 ("ps", "worker"): count + 1,
                 ("worker", "ps"): count + more * (count - 1),
             }
+
+
+@pytest.mark.parametrize("name, old, new", mutations.BY_HAND)
+def test_what_the_survey_changes_is_there(name, old, new):
+    """It takes an hour and is run by hand: what it looks for may not go unnoticed."""
+    (path, *_) = launch.REPO.glob(f"*/cluster/{name}.py")
+    assert old in path.read_text() and old != new

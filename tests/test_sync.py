@@ -356,14 +356,7 @@ def test_a_worker_killed_in_mid_update_does_not_close_the_step(by, folder, num_p
         if by == "its next start":
             run.join(0)
         else:
-            with a.graph.as_default():
-                (beats,) = [
-                    v
-                    for v in tf.get_collection("incarnation")
-                    if v.op.name == "beats_0"
-                ]
-                forget = beats.assign_sub([100.0, 0.0]).op
-            a.session.run(forget)
+            a.forget(100)
             b.session.run(b.also)
         assert run.chief.step() == 0
         # Each computes for step 0 again; their mini-batches are the second ones.
@@ -373,6 +366,63 @@ def test_a_worker_killed_in_mid_update_does_not_close_the_step(by, folder, num_p
         np.testing.assert_allclose(made[-1].center, [0.5, 0.5], atol=1e-6)
         # The rounds that were thrown away are in no book.
         assert sum(run.table()["rounds"]) == 2
+
+
+@pytest.mark.parametrize("replicas", [2, 1])
+def test_who_waits_for_a_worker_that_is_gone_says_so(replicas, capsys):
+    """After 10 s, and ends after --patience; with a backup worker nobody waits."""
+    needed = "a step takes the gradients of 2 workers"
+    more = [f"--replicas_to_aggregate={replicas}", "--patience=60", "--steps=1"]
+    with Run(SSGD, *more) as run:
+        a, b = run.workers
+        a.forget(1000)
+        ((tensors, judge),) = b.judges
+        beats, number = b.of_run("beats_0"), b.of_run("incarnation")
+        with b.graph.as_default():
+            past = tf.placeholder(tf.float64, [])
+            heard = beats.assign([tf.timestamp() - past, tf.timestamp()]).op
+            began = tf.cast(1e6 * (tf.timestamp() - past), tf.int64)
+            opened = number.assign(began).op
+            never = beats.assign([0.0, tf.timestamp()]).op
+
+        def said(quiet):
+            b.session.run(heard, {past: quiet})
+            reason = judge(*b.session.run(tensors))
+            return reason, capsys.readouterr().out
+
+        assert said(0) == ("", "")
+        assert said(9) == ("", "")
+        for quiet, reason, line in [
+            (20, "", f"still waiting for worker 0: {needed}\n"),
+            (40, "", ""),
+            (70, f"no sign of life in 70 s from worker 0: {needed}", ""),
+            (0, "", ""),
+            (20, "", f"still waiting for worker 0: {needed}\n"),
+        ]:
+            assert said(quiet) == ((reason, line) if replicas == 2 else ("", ""))
+        if replicas == 1:
+            return
+        # Who never came may take ten times as long.
+        late = "no sign of life in 650 s from worker 0: "
+        for ago, reason in (550, ""), (650, late):
+            b.session.run(never)
+            b.session.run(opened, {past: ago})
+            assert judge(*b.session.run(tensors))[: len(reason) or 1] == reason
+
+
+@pytest.mark.parametrize("when", ["after the last update", "before a restore"])
+def test_nobody_waits(when):
+    with Run(SSGD, "--steps=1", num_ps=1) as run:
+        a, b = run.workers
+        ((tensors, judge),) = b.judges
+        a.forget(100)
+        assert judge(*b.session.run(tensors)).startswith("no sign of life in 1")
+        if when == "before a restore":
+            a.session.run(a.close)
+        else:
+            run.play("pull A, pull B, push A, push B")
+            a.forget(100)
+        assert judge(*b.session.run(tensors)) == ""
 
 
 def test_a_backup_worker_that_is_always_late_does_not_count():
