@@ -166,13 +166,17 @@ def edits(node: ast.AST, names: list[str]) -> list[tuple[str, object]]:
             put(f"{ast.unparse(node)}: {other.__name__}", "op", other())
     elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
         put(f"{node.value}: one more", "value", node.value + 1)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        put(f"{node.value}: the contrary", "value", not node.value)
+    elif isinstance(node, ast.keyword) and node.arg != "read_value":
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, bool):
+            contrary = ast.Constant(not node.value.value)
+            put(f"{ast.unparse(node)}: the contrary", "value", contrary)
     elif isinstance(node, ast.Call) and not any(
         word in ast.unparse(node.func) for word in HARMLESS
     ):
         text = ast.unparse(node)
         for i, keyword in enumerate(node.keywords):
+            if keyword.arg == "read_value":
+                continue  # another form of the same operation is returned
             rest = node.keywords[:i] + node.keywords[i + 1 :]
             put(f"{text}: without {keyword.arg}", "keywords", rest)
         if ast.unparse(node.func) == "tf.control_dependencies":
