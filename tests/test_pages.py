@@ -197,7 +197,7 @@ def where(copy: Path, page: Path, text: str) -> Path:
 def terminals(text: str) -> list[str]:
     """Returns what is typed in each terminal: one, or one for each task by hand."""
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
-    tasks = [line for line in lines if "--job_name" in line]
+    tasks = [line for line in lines if "--task_index" in line]
     if len(tasks) < 2:
         return ["\n".join(lines)]
     shared = lines[: lines.index(tasks[0])]
@@ -454,9 +454,9 @@ def test_a_status_in_a_comment_is_expected() -> None:
 
 
 def test_terminals_run_apart() -> None:
-    text = "A=1\npython x.py --job_name ps\npython x.py --job_name worker\n"
+    text = "A=1\npython x.py --task_index 0\npython x.py --task_index 1 --b c\n"
     assert terminals(text) == [
-        "A=1\npython x.py --job_name ps",
-        "A=1\npython x.py --job_name worker",
+        "A=1\npython x.py --task_index 0",
+        "A=1\npython x.py --task_index 1 --b c",
     ]
     assert terminals("a \\\n  b\n") == ["a b"]

@@ -77,12 +77,12 @@ if launch.THOROUGH:
 
 
 @pytest.mark.parametrize("folder", SCHEMES)
-def test_a_run_whose_tasks_die_and_come_back(folder, tmp_path):
-    """On 2 ps. A ps dies, and the run is taken up from its last checkpoint.
+def test_a_run_of_each_scheme(folder, tmp_path):
+    """On 2 ps. In two folders worker 1, a ps and the chief die and come back.
 
-    In two folders worker 1 dies before that and the chief after it; in some folders
-    nobody does, unless THOROUGH=1. All updates are made in the end, the books account
-    for each, and the weights are good.
+    With THOROUGH=1 a ps dies in every folder. A run is then taken up from its last
+    checkpoint. All updates are made in the end, the books account for each, and the
+    weights are good.
     """
     copy, logdir = copy_of(folder, tmp_path), tmp_path / "a logdir"
     before = launch.tree(copy)
