@@ -53,7 +53,8 @@ SCRIPTS.append("horovod_sgd.py")
 GROWS = "CONTRIBUTING.md"  # whose commands and diffs make a folder, one after the other
 # What git ignores, and the notebooks, whose outputs a command stores again.
 MAY_CHANGE = re.compile(
-    r"(.*/)?(\.venv|\.ruff_cache|\.pytest_cache|\.hypothesis|logdir)/|Basics-Tutorial/.*\.ipynb$"
+    r"(.*/)?((\.venv|\.ruff_cache|\.pytest_cache|\.hypothesis|logdir)/|\.venv\.lock$)"
+    r"|Basics-Tutorial/.*\.ipynb$"
 )
 # Blocks that run in every test run, the others with THOROUGH=1: (page, number).
 RUN = {("HogWild/README.md", 1), ("Non-Distributed-Setup/README.md", 1)}
