@@ -438,7 +438,7 @@ def write(kept: dict, folder: pathlib.Path) -> None:
         "whose disk was full: whether the cell holds, the status, the seconds.\n"
         f"A cell is one run of 500 updates with 2 ps, 2 workers and --patience "
         f"{PATIENCE}; 137, 138 and 143 are the statuses of a task that may not be "
-        "started again. Two runs at once.\n\n"
+        "started again. Up to three runs at once.\n\n"
         f"`python tests/faults.py`, {' to '.join({days[0]: 0, days[-1]: 0})}, 2 cores, "
         f"TensorFlow 2.21: {len(kept)} cells, {hold} hold.\n\n"
     )
@@ -479,7 +479,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every combination")
     parser.add_argument("--only", default="", help="words of a cell's name, by comma")
     parser.add_argument("--missing", action="store_true", help="cells without a result")
-    parser.add_argument("--jobs", type=int, default=2, help="cells at once")
+    parser.add_argument("--jobs", type=int, default=3, help="cells at once")
     args = parser.parse_args()
     target = launch.REPO / "benchmarks" / "results"
     path = target / "faults.json"
@@ -494,6 +494,7 @@ def main() -> int:
         chosen = [c for c in chosen if name(c) not in kept]
     if hosts.missing() and any(c.way == "hand" for c in chosen):
         parser.error(f"cells by hand need hosts: {hosts.missing()}; --only leaves out")
+    random.Random(0).shuffle(chosen)  # beside one that stands still another computes
     failed, began = 0, time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         futures = [pool.submit(tried, cell) for cell in chosen]
