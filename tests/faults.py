@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import datetime
 import itertools
 import json
@@ -175,10 +176,16 @@ def strike(running: launch.Launch, cell: Cell, logdir: pathlib.Path) -> bool:
         return False
     if cell.fault.startswith("stop"):
         seconds = int(cell.fault.partition("-")[2])
-        timer = threading.Timer(seconds, task.send_signal, [signal.SIGCONT])
+        timer = threading.Timer(seconds, wake, [task])
         timer.daemon = True
         timer.start()
     return True
+
+
+def wake(task: psutil.Process) -> None:
+    """Lets a task go on that stood still, unless run.sh has ended it meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        task.send_signal(signal.SIGCONT)
 
 
 def wait_for_a_save(logdir: pathlib.Path, seconds: float = 30) -> None:
