@@ -16,8 +16,8 @@ import models
 import pictures
 import pipeline
 import records
+from cluster import curves, watch
 from cluster import tensorflow_v1 as tf
-from cluster import watch
 from cluster.exits import AGAIN, fail
 
 # What was found: `confusion` [true class, guess] counts images, `mistakes` has (true
@@ -77,7 +77,7 @@ def follow(args, index, model):
     test = Evaluation(index, "test", lambda images: model.logits(variables, images))
     saver = tf.train.Saver([*variables, step])
     folder = os.path.join(args.logdir, "evaluator")
-    writer = tf.summary.FileWriter(folder)
+    writer = curves.writer(folder)
     print(f"evaluator follows {args.logdir}")
     last, heard, pause = None, time.time(), threading.Event()
     with tf.Session() as session:

@@ -10,7 +10,7 @@ import os
 import evaluate
 import optimizers
 import pipeline
-from cluster import report, watch
+from cluster import curves, report, watch
 from cluster import tensorflow_v1 as tf
 
 BEST = "best"  # in LOGDIR: a checkpoint of the best weights, and best.json
@@ -115,7 +115,8 @@ class Notes(report.Report):
         session.run(self.pull)
         found = self.splits["validation"].run(session)
         # TensorBoard puts what has the same first word side by side.
-        self._write(
+        curves.write(
+            self.args.logdir,
             step,
             {
                 "accuracy/validation": found.accuracy,
@@ -147,12 +148,3 @@ class Notes(report.Report):
             os.replace(path + ".part", path)
         except (tf.errors.OpError, OSError) as error:
             print(f"cannot keep the best weights: {str(error).splitlines()[0]}")
-
-    def _write(self, step, values):
-        summary = tf.Summary()
-        for tag, value in values.items():
-            summary.value.add(tag=tag, simple_value=value)
-        with contextlib.suppress(tf.errors.OpError, OSError):  # as for `report`'s
-            writer = tf.summary.FileWriterCache.get(self.args.logdir)
-            writer.add_summary(summary, step)
-            writer.flush()

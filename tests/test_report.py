@@ -6,9 +6,14 @@ The clock here only moves when a test moves it, and most sessions are not one.
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import subprocess
+import sys
+import tempfile
 import time
 
+import faults
 import harness
 import launch
 import numpy as np
@@ -31,7 +36,8 @@ class Said:
     """A report, and the lines that it printed: (time, global step, text)."""
 
     def __init__(self, clock, capsys, steps=10**6, **flags):
-        args = argparse.Namespace(steps=steps, learning_rate=0.1, **flags)
+        where = tempfile.gettempdir()  # nothing is written there
+        args = argparse.Namespace(steps=steps, learning_rate=0.1, logdir=where, **flags)
         self.report = report.Report(args, "accuracy", (None, None))
         self.clock, self.capsys, self.lines = clock, capsys, []
 
@@ -259,3 +265,61 @@ def test_the_end_is_not_passed(steps, clock, calls):
     session = Session(clock, 0.001, steps)
     calls.make(session, session)
     assert session.left == 0 and sum(session.calls) == steps
+
+
+# --- Curves -------------------------------------------------------------------
+
+FULL_DISK = """
+import glob, os, sys, time
+from cluster import curves
+from cluster import tensorflow_v1 as tf
+
+def point(step):
+    curves.write(sys.argv[1], step, {"loss": float(step)})
+    tf.summary.FileWriterCache.get(sys.argv[1]).add_session_log(tf.SessionLog(), step)
+
+point(1)
+with open("fill", "wb", buffering=0) as fill:
+    try:
+        while True:
+            fill.write(bytes(4096))
+    except OSError:
+        pass
+for step in range(2, 2000):
+    point(step)
+os.remove("fill")
+time.sleep(1.1)  # TensorFlow names a file after its second
+point(2000)
+point(2001)
+for path in sorted(glob.glob("events.out.tfevents.*")):
+    try:
+        for event in tf.train.summary_iterator(path):
+            for value in event.summary.value:
+                print(value.tag, event.step, value.simple_value)
+    except tf.errors.DataLossError:
+        print("cut")
+"""
+
+
+NO_MOUNTS = launch.without(faults.OWN_MOUNTS)
+
+
+@pytest.mark.skipif(NO_MOUNTS != "", reason=NO_MOUNTS)
+def test_a_disk_that_is_full_costs_points_of_the_curves_and_no_more(tmp_path):
+    """On a disk of 4 MB; no writer ends in a traceback, and the last points are there.
+
+    A checkpoint is noted with every point, as a session's hook does it.
+    """
+    mount = f'mount -t tmpfs -o size=4m tmpfs "{tmp_path}" && cd "{tmp_path}" && "$@"'
+    python = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(
+        [*faults.OWN_MOUNTS, "bash", "-c", mount, "bash", *python],
+        env={**os.environ, "PYTHONPATH": str(launch.REPO / "HogWild")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    points = re.findall(r"^loss (\d+) (\d+)\.0$", done.stdout, re.MULTILINE)
+    steps = [int(step) for step, value in points if step == value]
+    assert steps[0] == 1 and steps[-2:] == [2000, 2001] and len(steps) < 2001, steps

@@ -3,6 +3,7 @@
 Module by module, a caller before what it calls:
 
     report         what a run prints, draws and writes           (scripts)
+    curves         points that a full disk may cost             (report)
     gathering      how workers with replicas end                 (scripts)
     members        peers of whom some come and go                (scripts of peers)
     rollcall       who is there, before there is a ring          (members)

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from cluster import curves
 from cluster import tensorflow_v1 as tf
 from cluster.exits import AGAIN, Failure, fail
 from cluster.rows import APPLIED, LATE, OVER, STRANGER
@@ -43,6 +44,8 @@ class Report:
         self.times = ()  # of the first and the last call
         self.patience = 1
         self.point = None  # of the curves: training loss and staleness of the last line
+        if self.chief:
+            curves.writer(args.logdir)  # before the session's hooks take theirs
 
     # --- Lines ----------------------------------------------------------------
 
@@ -118,15 +121,8 @@ class Report:
 
     def _add(self, step, values, loss, metric):
         values = {**values, "test loss": loss, f"test {self.metric}": metric}
-        summary = tf.Summary()
-        for tag, value in values.items():
-            summary.value.add(tag=tag.replace(" ", "_"), simple_value=value)
-        try:
-            writer = tf.summary.FileWriterCache.get(self.args.logdir)
-            writer.add_summary(summary, step)
-            writer.flush()  # or who is killed takes the last points along
-        except (tf.errors.OpError, OSError):
-            pass  # training does not die of a curve
+        named = {name.replace(" ", "_"): value for name, value in values.items()}
+        curves.write(self.args.logdir, step, named)
 
     def mean_loss(self):
         """Returns the mean training loss of this worker's rounds, 0 without any."""

@@ -5,6 +5,8 @@ that was killed may be started again, and then the others go on; but not for eve
 anybody wait for it, no more than for a ps.
 """
 
+import time
+
 import numpy as np
 
 from cluster import tensorflow_v1 as tf
@@ -21,6 +23,7 @@ class Quorum:
     def __init__(self, args, kept, size):
         """`size` workers have to live, `kept` are the Books of the run."""
         self.size, self.patience, self.said = size, args.patience, False
+        self.began = time.monotonic()
         run = kept.incarnation
         with tf.device(kept.device):
             heard, number = run.beats[0].read_value(), run.number.read_value()
@@ -35,7 +38,8 @@ class Quorum:
         """Says after 10 s for whom it waits; returns a sentence after `patience`.
 
         `silence` [workers] are seconds, `came` [workers] says who was ever there: a
-        worker that is not may take ten times as long, as for every start.
+        worker that is not may take ten times as long, as for every start. Who was
+        started again because it had waited waits as long as before.
         """
         spare = len(silence) - self.size
         missing = np.flatnonzero(silence > GONE)
@@ -44,7 +48,8 @@ class Quorum:
             return ""
         who = ", ".join(map(str, missing))
         limit = np.where(came, self.patience, STARTING * self.patience)
-        if np.sum(silence > limit) > spare:
+        waited = np.minimum(silence, time.monotonic() - self.began)
+        if np.sum(waited > limit) > spare:
             return (
                 f"no sign of life in {min(silence[missing]):.0f} s from worker {who}: "
                 f"a step takes the gradients of {self.size} workers"
