@@ -354,6 +354,35 @@ def test_a_ps_that_is_lost_after_the_last_update(tmp_path):
     assert done["loss_per_worker"]["1"] is not None
 
 
+def test_a_ps_that_is_lost_between_two_looks_at_the_end(tmp_path):
+    """Worker 1 waits until the chief has restored, the chief for worker 1's report.
+
+    TensorFlow begins a session anew in the middle of a call, and says nothing: the
+    chief has to notice by itself that ps 1 is another. Worker 1 sleeps in that moment.
+    """
+    copy, logdir, there = copy_of("HogWild", tmp_path), tmp_path / "logdir", tmp_path
+    path = copy / "cluster" / "protocol.py"
+    look = "            step, reason, *_ = session.run(self.look)\n"
+    sleep = f"""
+            import os
+            if not report.left and not self.chief and not os.path.exists("{there}/in"):
+                open("{there}/in", "w").close()
+                print("between two looks", flush=True)
+                time.sleep(8)
+"""
+    assert path.read_text().count(look) == 1
+    path.write_text(path.read_text().replace(look, sleep + look))
+    flags = ["--steps", "200", "--save_seconds", "1", "--slow_workers", "0.02"]
+    settings = dict(NUM_PS="2", MAX_RESTARTS="1", TIMEOUT="120", LOGDIR=str(logdir))
+    with launch.run_sh(copy, *flags, **settings) as run:
+        run.wait_for("between two looks")
+        time.sleep(5)  # the chief waits for the report
+        run.task("ps", 1).kill()
+        assert run.wait(150) == 0, run.output
+    assert "lost a ps" in run.output
+    assert launch.wrong_books(result(logdir)) == []
+
+
 # --- A selection of the matrix, and of the soak -------------------------------
 
 MATRIX = faults.quick()[: launch.thorough(1, 4)]

@@ -28,7 +28,10 @@ class Parting:
         with tf.device(run.device):
             self.loss = tf.placeholder(tf.float64, [])
             self.report = run.reports[me].assign(self.loss).op
-            self.reports = run.reports.value(), silence(run.beats[0])
+            quiet = [silence(beats) for beats in run.beats]
+            # Of every ps, though ps 0 says it all: a worker that has noticed the loss
+            # of another waits until the chief has noticed it.
+            self.reports = run.reports.value(), *quiet
             saved = temporary("saved", tf.constant(False))
             self.saved = saved.value(), run.has_joined(), self.reports[1][0]
             self.say_saved = saved.assign(True).op
@@ -59,7 +62,7 @@ class Parting:
         """Chief: waits for the report of every worker that is still there."""
         began, gone = time.monotonic(), set()
         while True:
-            losses, silence_of = session.run(self.reports)
+            losses, silence_of, *_ = session.run(self.reports)
             waited = time.monotonic() - began
             missing = set(np.flatnonzero(np.isnan(losses)).tolist()) - gone
             for worker in sorted(missing):
