@@ -234,6 +234,7 @@ def on_a_full_disk(
     logdir.mkdir()
     command = [*OWN_MOUNTS, "bash", "-c", FULL_DISK, "run", *flags]
     environment = dict(LOGDIR=str(disk), KEEP=str(logdir), TIMEOUT=str(TIMEOUT))
+    environment["MAX_RESTARTS"] = "0"  # one folder has another default
     with launch.Launch(command, copy, where=copy, **environment) as running:
         status = running.wait(2 * TIMEOUT)
         running.nothing_left()

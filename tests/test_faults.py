@@ -121,6 +121,21 @@ def test_a_disk_that_is_full(tmp_path):
     assert "after 1600 global steps" in lines[-1]
 
 
+def test_a_result_that_is_written_at_the_second_start(tmp_path):
+    """The ps are not sent home before: who starts again finds the model on them."""
+    copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
+    in_the_way = logdir / "result.json.part"
+    in_the_way.mkdir(parents=True)
+    settings = dict(MAX_RESTARTS="1", TIMEOUT="100", LOGDIR=str(logdir))
+    with launch.run_sh(copy, "--steps", "200", **settings) as run:
+        run.wait_for("ended with status 138; restart 1 of 1")
+        in_the_way.rmdir()
+        assert run.wait() == 0, run.output
+    assert run.output.count("result.json could not be written") == 1
+    assert "goes on with the model on the ps, at global step 200" in run.output
+    assert launch.wrong_books(result(logdir)) == []
+
+
 @launch.if_thorough
 def test_a_directory_that_is_lost_is_made_again(tmp_path):
     copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"

@@ -178,10 +178,13 @@ class Protocol:
         return {**whole, "loss_per_worker": self.parting.losses}
 
     def __exit__(self, kind, error, _):
-        """Tells the others why the run failed; chief: sends every ps home."""
+        """Tells the others why the run failed; chief: sends every ps home.
+
+        Not if another start may help, be it only to write the result.
+        """
         self.lobby.heart.stop()
         failed = kind is not None and issubclass(kind, Failure)
-        if not self.done and not failed:
+        if not failed and (kind is not None or not self.done):
             return
         with tf.Session(self.target, config=self.config) as session:
             if failed:
