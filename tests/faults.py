@@ -101,6 +101,11 @@ def matrix(folders: list[str]) -> list[Cell]:
     return chosen
 
 
+def tried_folders() -> list[str]:
+    """Returns the folders with a ps, but for the one that has one worker."""
+    return [f for f in registry.folders("ps") if f != "Distributed-Setup"]
+
+
 def quick() -> list[Cell]:
     """Returns cells that no other test has: who stands still, a ps lost at the end."""
     return [
@@ -233,8 +238,12 @@ def on_a_full_disk(
     disk.mkdir()
     logdir.mkdir()
     command = [*OWN_MOUNTS, "bash", "-c", FULL_DISK, "run", *flags]
-    environment = dict(LOGDIR=str(disk), KEEP=str(logdir), TIMEOUT=str(TIMEOUT))
-    environment["MAX_RESTARTS"] = "0"  # one folder has another default
+    environment = dict(
+        LOGDIR=str(disk),
+        KEEP=str(logdir),
+        TIMEOUT=str(TIMEOUT),
+        MAX_RESTARTS="0",  # one folder has another default
+    )
     with launch.Launch(command, copy, where=copy, **environment) as running:
         status = running.wait(2 * TIMEOUT)
         running.nothing_left()
@@ -446,6 +455,7 @@ def tables(kept: dict) -> str:
 def write(kept: dict, folder: pathlib.Path) -> None:
     """Writes what became of the cells, and the tables of it."""
     hold = sum(not one["wrong"] for one in kept.values())
+    missing = sum(name(cell) not in kept for cell in matrix(tried_folders()))
     days = sorted({one["date"] for one in kept.values()})
     head = (
         "What became of a run in which a task was killed (kill), told to end (term), "
@@ -455,7 +465,8 @@ def write(kept: dict, folder: pathlib.Path) -> None:
         f"{PATIENCE}; 137, 138 and 143 are the statuses of a task that may not be "
         "started again. Up to three runs at once.\n\n"
         f"`python tests/faults.py`, {' to '.join({days[0]: 0, days[-1]: 0})}, 2 cores, "
-        f"TensorFlow 2.21: {len(kept)} cells, {hold} hold.\n\n"
+        f"TensorFlow 2.21: {len(kept)} cells, {hold} hold; {missing} are not run yet "
+        "(–).\n\n"
     )
     for path, text in (
         (folder / "faults.json", json.dumps(kept, indent=1, sort_keys=True) + "\n"),
@@ -499,7 +510,7 @@ def main() -> int:
     target = launch.REPO / "benchmarks" / "results"
     path = target / "faults.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
-    folders = [f for f in registry.folders("ps") if f != "Distributed-Setup"]
+    folders = tried_folders()
     chosen = quick() if args.quick else matrix(folders)
     if args.all:
         chosen = [cell for folder in folders for cell in product(folder)]

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 
 import faults
@@ -26,8 +25,9 @@ from cluster import exits, report, rounds, rows
 class Clock:
     """Stands for `time.time` and `time.monotonic`."""
 
-    def __init__(self, monkeypatch):
-        self.now = 1000.0
+    def __init__(self, monkeypatch, folder):
+        """`folder` is where a report of this test writes its curves."""
+        self.now, self.folder = 1000.0, folder
         for name in ("time", "monotonic"):
             monkeypatch.setattr(time, name, lambda: self.now)
 
@@ -36,8 +36,8 @@ class Said:
     """A report, and the lines that it printed: (time, global step, text)."""
 
     def __init__(self, clock, capsys, steps=10**6, **flags):
-        where = tempfile.gettempdir()  # nothing is written there
-        args = argparse.Namespace(steps=steps, learning_rate=0.1, logdir=where, **flags)
+        flags.update(steps=steps, learning_rate=0.1, logdir=str(clock.folder))
+        args = argparse.Namespace(**flags)
         self.report = report.Report(args, "accuracy", (None, None))
         self.clock, self.capsys, self.lines = clock, capsys, []
 
@@ -53,9 +53,9 @@ class Said:
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(monkeypatch, tmp_path):
     monkeypatch.setattr(report, "LINES", 10)  # Fault-Tolerance has more
-    return Clock(monkeypatch)
+    return Clock(monkeypatch, tmp_path)
 
 
 # --- Lines --------------------------------------------------------------------

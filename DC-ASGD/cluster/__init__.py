@@ -3,7 +3,7 @@
 Module by module, a caller before what it calls:
 
     report         what a run prints, draws and writes           (scripts)
-    curves         points that a full disk may cost             (report)
+    curves         points that a full disk may cost              (report)
     gathering      how workers with replicas end                 (scripts)
     members        peers of whom some come and go                (scripts of peers)
     rollcall       who is there, before there is a ring          (members)
@@ -42,7 +42,7 @@ Module by module, a caller before what it calls:
     flags          flag types, the parser, the data              (scripts)
     addresses      host lists and TF_CONFIG                      (flags, start)
     watch          waiting, and a sign of life                   (lobby, rounds, serve)
-    ports          free ports; does a port answer?             (run.sh, watch)
+    ports          free ports; does a port answer?               (run.sh, watch)
     exits          one sentence and a status                     (everybody)
     tensorflow_v1  TensorFlow, quietly and when it is needed     (everybody)
 

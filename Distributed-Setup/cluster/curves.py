@@ -50,12 +50,11 @@ def writer(logdir):
     one = tf.summary.FileWriterCache.get(logdir)
     if not isinstance(one.event_writer, _Patient):
         one.event_writer = _Patient(one.event_writer)
-    if threading.excepthook is not _except_ours:
-        threading.excepthook = _except_ours
+    threading.excepthook = _hook
     return one
 
 
-def _except_ours(args, usual=threading.excepthook):
+def _hook(args, usual=threading.excepthook):
     if args.thread is None or args.thread.name != "EventLoggerThread":
         usual(args)  # of that thread TensorFlow has told the log already
 
