@@ -15,6 +15,9 @@ from cluster.lobby import GONE
 from cluster.quorum import Quorum
 
 ROUNDS = rows.COLUMNS.index("rounds")
+# What has come of a worker's gradient: nothing yet; it is in the sums; it was the last
+# of its step, so that this worker makes the update.
+AWAY, ARRIVED, MAKER = 0, 1, 2
 
 
 class Barrier:
@@ -35,9 +38,8 @@ class Barrier:
             # What goes into the books once the open step is complete.
             nothing = tf.zeros([self.workers, len(rows.COLUMNS)], tf.int64)
             self.taken = kept.temporary("taken", nothing)
-            # Whose gradient is in the sums, and who makes the update, one of them.
-            self.arrived = kept.temporary("arrived", tf.fill([self.workers], False))
-            self.maker = kept.temporary("maker", tf.constant(-1, tf.int64))
+            away = tf.fill([self.workers], tf.constant(AWAY, tf.int64))
+            self.arrived = kept.temporary("arrived", away)
             names = [f"tokens_{worker}" for worker in range(self.workers)]
             self.queues = [
                 tf.FIFOQueue(-1, tf.int64, [[]], shared_name=name) for name in names
@@ -66,16 +68,15 @@ class Barrier:
         kept = self.kept
         with kept.locked([]) as (_, done):
             taken = self.taken.read_value()
-            makes = tf.equal(tf.range(self.workers, dtype=tf.int64), self.maker.value())
-            half = (taken[:, ROUNDS] > 0) & (~self.arrived.value() | makes)
+            added = tf.equal(self.arrived.read_value(), ARRIVED)
+            half = (taken[:, ROUNDS] > 0) & ~added
             stuck = tf.reduce_any(dead & half)
             step = kept.step.read_value()
             empty = [
                 rounds.only_if(stuck, lambda v=v, w=w: v.assign(w, read_value=False))
                 for v, w in (
                     (self.taken, tf.zeros_like(taken)),
-                    (self.arrived, [False] * self.workers),
-                    (self.maker, -1),
+                    (self.arrived, [AWAY] * self.workers),
                 )
             ]
             done += empty
@@ -108,7 +109,9 @@ class Barrier:
 
         with tf.device(self.kept.device), tf.control_dependencies(after):
             step = self.kept.step.read_value()
-            waits = self.kept.incarnation.has_joined() & (step < self.kept.steps)
+            # As the round before found it: one look less while all wait for this one.
+            joined = self.joined if after else self.kept.incarnation.has_joined()
+            waits = joined & (step < self.kept.steps)
             return tf.cond(waits, newest, lambda: step)
 
     def offer(self, t, pushed, examples, pulled):
@@ -147,16 +150,18 @@ class Barrier:
         kept = self.kept
         with kept.locked(added) as (joined, done):
             # Not if the step was begun again meanwhile, see `_begin_again`.
-            taken = self.taken.read_value()[kept.me, ROUNDS] > 0
+            taken = tf.gather_nd(self.taken, [kept.me, ROUNDS]) > 0
             counts = joined & applied & taken
-            arrived = self.arrived.read_value() | (self.me & counts)
-            number = tf.reduce_sum(tf.cast(arrived, tf.int64))
-            last = tf.logical_and(counts, tf.equal(number, self.size))
-            maker = tf.where(last, tf.constant(kept.me, tf.int64), self.maker.value())
-            done += [
-                self.arrived.assign(arrived, read_value=False),
-                self.maker.assign(maker, read_value=False),
-            ]
+            # The others, each ARRIVED = 1: nobody is the MAKER while one is missing.
+            others = tf.reduce_sum(self.arrived.read_value())
+            last = tf.logical_and(counts, tf.equal(others, self.size - 1))
+            mark = tf.cast(counts, tf.int64) + tf.cast(last, tf.int64)
+            done.append(
+                tf.raw_ops.ResourceScatterAdd(
+                    resource=self.arrived.handle, indices=kept.me, updates=mark
+                )
+            )
+        self.joined = joined
         with tf.device(kept.device), tf.control_dependencies([kept.unlocked]):
             return tf.identity(last)
 
@@ -180,8 +185,7 @@ class Barrier:
                             updates=taken + made,
                         ),
                         self.taken.assign(zeros, read_value=False),
-                        self.arrived.assign([False] * self.workers, read_value=False),
-                        self.maker.assign(-1, read_value=False),
+                        self.arrived.assign([AWAY] * self.workers, read_value=False),
                         kept.step.assign_add(1, read_value=False),
                     ]
             with tf.control_dependencies([kept.unlocked]):
