@@ -578,6 +578,20 @@ def test_the_books_say_which_step_it_is() -> None:
         assert run.chief.push()[:3] == (4, 0, rows.APPLIED)
 
 
+def test_a_rate_is_of_this_incarnation_and_the_greatest_staleness_of_all() -> None:
+    """What the chief was away for is no time of training."""
+    with Run("HogWild") as run:
+        run.play("pull A, push B, push A")
+        assert run.account()["max_staleness"] == 1
+        restart(run)
+        done = run.account()
+        assert done["seconds"] == done["steps_per_second"] == 0.0
+        run.play("push A")
+        done = run.account()
+        assert done["seconds"] == pytest.approx(1e-6)  # from its only update to itself
+        assert done["max_staleness"] == 1
+
+
 # --- Messages -----------------------------------------------------------------
 
 
