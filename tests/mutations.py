@@ -283,6 +283,26 @@ def scheme(folder: str) -> list[str]:
     return left
 
 
+def taken_over(
+    module: types.ModuleType, before: dict
+) -> list[tuple[types.ModuleType, str, object]]:
+    """Gives what a module now has to those who imported the old one by name.
+
+    Returns (module, name there, what it was).
+    """
+    mine = {id(v): n for n, v in before.items() if hasattr(v, "__module__")}
+    found = [
+        (other, own, value)
+        for name, other in list(sys.modules.items())
+        if name.startswith("cluster.") and other is not module
+        for own, value in vars(other).items()
+        if id(value) in mine and value.__module__ == module.__name__
+    ]
+    for other, own, value in found:
+        setattr(other, own, vars(module)[mine[id(value)]])
+    return found
+
+
 def shared() -> list[str]:
     """Tries every change of BY_HAND; returns the ones that nobody notices."""
     left = []
@@ -293,6 +313,7 @@ def shared() -> list[str]:
         changed = source.replace(old, new, 1)
         before = dict(vars(module))
         exec(compile(changed, module.__file__, "exec"), module.__dict__)
+        instead = taken_over(module, before)
         try:
             # A scheme that has it notices sooner than all tests one after the other.
             first = FIRST.get(name, "HogWild")
@@ -300,6 +321,8 @@ def shared() -> list[str]:
         finally:
             vars(module).clear()
             vars(module).update(before)
+            for other, own, value in instead:
+                setattr(other, own, value)
         print(f"{name}  {old!r} -> {new!r}  {by or 'NOT NOTICED'}", flush=True)
         if not by:
             left.append(f"{name}  {old!r} -> {new!r}")

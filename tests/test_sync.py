@@ -176,11 +176,14 @@ def test_workers_with_batch_b_are_one_worker_with_batch_n_times_b():
 class Field:
     """tf.train.SyncReplicasOptimizer on problem Q, as the field uses it."""
 
+    numbers = itertools.count()  # the servers are those of all tests
+
     def __init__(self, aggregate, workers):
         spec, _, targets = harness.servers(1)
         self.sessions, self.built = [], []
+        name = f"field{next(self.numbers)}"
         for k in range(workers):
-            with tf.Graph().as_default() as graph, graph.container(f"field{aggregate}"):
+            with tf.Graph().as_default() as graph, graph.container(name):
                 self.built.append(self.build(spec, k, aggregate, workers))
             self.sessions.append(tf.Session(targets[k], graph))
         self.sessions[0].run(self.built[0].first)
