@@ -18,6 +18,7 @@ import pytest
 import rules
 from harness import (
     ASYNCHRONOUS,
+    SCHEMES,
     STREAMS,
     Run,
     books,
@@ -97,6 +98,15 @@ def test_trace_in_turn(folder: str) -> None:
     same(played, [(0, w) for w in (0.1, 0.59, 0.831, 1.4479)])
     first = [0.5 * (0 - 1) ** 2, 0.5 * (0.1 - 5) ** 2]
     assert [push.loss for push in played[:2]] == pytest.approx(first)
+
+
+@pytest.mark.parametrize("folder", sorted(SCHEMES.keys() - {*WINDOWED, "SAGN"}))
+def test_the_loss_is_that_of_the_mini_batch_at_the_pull(folder: str) -> None:
+    """Those with a window have a check of their own, see `assert_window`."""
+    with Run(folder, streams=[[3.0], [5.0]]) as run:
+        a, b, again = run.play("push A, push B, push A")
+    assert a.loss == pytest.approx(0.5 * (0 - 3) ** 2)
+    assert again.loss == pytest.approx(0.5 * (b.center[0] - 3) ** 2)
 
 
 @NUM_PS

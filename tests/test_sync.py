@@ -326,6 +326,22 @@ def test_the_same_gradient_twice_fills_one_slot(folder):
         np.testing.assert_allclose(push.center, [0.3], atol=1e-6)
 
 
+@NUM_PS
+@pytest.mark.parametrize("folder", SYNCHRONOUS)
+def test_no_gradient_is_added_while_the_update_is_made(folder, num_ps):
+    """The step is still open, and this worker has none in it; its places are taken."""
+    flags, options = [*PARENT[folder], "--replicas_to_aggregate=1"], dict(num_ps=num_ps)
+    with Run(folder, *flags, start=[0.0, 0.0], **options) as run:
+        a = run.workers[0]
+        run.play("pull A, pull B")
+        (entry,) = a.session.run(a.calls.fetches[1][1], a.held)  # and nothing after it
+        a.held = {}
+        assert entry[2] == rows.APPLIED and run.chief.step() == 0
+        (push,) = run.play("push B")
+        assert push.what == rows.LATE and run.account()["gradients_dropped"] == 1
+        assert run.chief.step() == 0 and not run.chief.now().any()
+
+
 def test_a_gradient_of_an_older_step_never_counts():
     """Late by one step, with a free place for its worker in the open one."""
     with Run(SSGD, "--replicas_to_aggregate=1") as run:
