@@ -79,8 +79,11 @@ BY_HAND = [
     ("barrier", "count = tf.maximum(self.mine.size(), 1)", "count = 1"),
     ("barrier", "step < self.kept.steps", "step <= self.kept.steps"),
     ("barrier", "run.on_open += [", "run.on_open += [][:0] and ["),
-    ("barrier", "counts = joined & applied & taken", "counts = applied & taken"),
-    ("barrier", "counts = joined & applied & taken", "counts = joined & applied"),
+    (
+        "barrier",
+        "applied & (tf.gather_nd(self.taken, [kept.me, ROUNDS]) > 0)",
+        "applied",
+    ),
     ("barrier", "stuck = tf.reduce_any(dead & half)", "stuck = tf.constant(False)"),
     (
         "barrier",

@@ -387,6 +387,29 @@ def test_a_worker_killed_in_mid_update_does_not_close_the_step(by, folder, num_p
         assert sum(run.table()["rounds"]) == 2
 
 
+def test_a_gradient_that_was_thrown_away_does_not_count_later():
+    """It was taken, its worker stood still, the others began again, and it goes on."""
+    module, late = launch.load(SSGD), []
+
+    def graph(args, center, kept, shared, *rest):
+        late.append(shared.complete([], tf.constant(True)))  # what is left of a round
+        return module.graph(args, center, kept, shared, *rest)
+
+    with Run(SSGD, graph=graph) as run:
+        a, b = run.workers
+        a.pull()
+        (entry,) = a.session.run(a.calls.fetches[1][1], a.held)  # and nothing after it
+        assert entry[2] == rows.APPLIED
+        a.forget(100)
+        b.session.run(b.also)
+        assert not a.session.run(late[0])
+        a.held = {}
+        run.play("push B")
+        assert b.waits() and run.chief.step() == 0
+        (push,) = run.play("push A")
+        assert push[:3] == (1, 0, rows.APPLIED) and run.chief.step() == 1
+
+
 @pytest.mark.parametrize("replicas", [2, 1])
 def test_who_waits_for_a_worker_that_is_gone_says_so(replicas, capsys):
     """After 10 s, and ends after --patience; with a backup worker nobody waits."""

@@ -150,8 +150,7 @@ class Barrier:
         kept = self.kept
         with kept.locked(added) as (joined, done):
             # Not if the step was begun again meanwhile, see `_begin_again`.
-            taken = tf.gather_nd(self.taken, [kept.me, ROUNDS]) > 0
-            counts = joined & applied & taken
+            counts = applied & (tf.gather_nd(self.taken, [kept.me, ROUNDS]) > 0)
             # The others, each ARRIVED = 1: nobody is the MAKER while one is missing.
             others = tf.reduce_sum(self.arrived.read_value())
             last = tf.logical_and(counts, tf.equal(others, self.size - 1))
