@@ -309,6 +309,22 @@ def test_a_late_gradient_is_dropped_and_nobody_fills_two_slots(folder, num_ps):
         assert sum(run.table()["updates"]) == 3
 
 
+@NUM_PS
+@pytest.mark.parametrize("folder", SYNCHRONOUS)
+def test_who_has_not_joined_takes_no_place(folder, num_ps):
+    """One gradient would be enough for an update; after a restart B is a stranger."""
+    flags, options = [*PARENT[folder], "--replicas_to_aggregate=1"], dict(num_ps=num_ps)
+    with Run(folder, *flags, start=[0.0, 0.0], **options) as run:
+        run.close()
+        run.open()
+        run.join(0)
+        (push,) = run.play("push B")
+        assert push.what == rows.STRANGER
+        assert run.chief.step() == 0 and not run.chief.now().any()
+        (push,) = run.play("push A")
+        assert push[:3] == (1, 0, rows.APPLIED)
+
+
 @pytest.mark.parametrize("folder", SYNCHRONOUS)
 def test_the_same_gradient_twice_fills_one_slot(folder):
     """A token that was used before is of no use, though its step is still open."""
