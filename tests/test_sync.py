@@ -23,7 +23,7 @@ from launch import copy_of, load, result, run_sh
 
 pytestmark = pytest.mark.timeout(120)  # a wrong synchronous cluster hangs
 
-SSGD = "Synchronous-SGD"
+FOLDER = SSGD = "Synchronous-SGD"  # of this file, for mutations.py
 RATES = "Synchronous-SGD-different-learning-rates"
 SAGN = "SAGN"
 NUM_PS = pytest.mark.parametrize("num_ps", [1, 2])
