@@ -12,6 +12,8 @@ import sys
 
 # Below the range from which the system picks ports for connections.
 DRAWN = range(15000, 32000)
+# What a client of HTTP/2 says first: its preface, and settings that change nothing.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 def is_free(port):
@@ -34,6 +36,17 @@ def answers(address, seconds=5):
     except OSError:
         return False
     return True
+
+
+def speaks(address):
+    """Says whether gRPC answers at host:port: it does not in a task that is stopped."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), 5) as connection:
+            connection.sendall(GREETING)
+            return bool(connection.recv(1))
+    except OSError:
+        return False
 
 
 def is_known(address):

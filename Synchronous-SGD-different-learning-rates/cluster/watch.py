@@ -117,6 +117,17 @@ class Heart(threading.Thread):
             said = f"no answer in {quiet:.0f} s from {job} {index} at {where}"
             leave_now(said, AGAIN)
 
+    def _until(self, begun):
+        """Ends the program if a ps is silent before `begun` is set.
+
+        A session that begins waits for its ps for ever: no time limit of a call holds.
+        """
+        began = time.monotonic()
+        while not begun.wait(self.patience):
+            for ps, (_, where) in enumerate(self.addresses):
+                if not ports.speaks(where):
+                    self._be_patient(ps, time.monotonic() - began)
+
     def _ask(self, scheme):
         _, operations, judges = self.also
         scheme.run(operations)
@@ -129,7 +140,9 @@ class Heart(threading.Thread):
         heard = [time.monotonic()] * len(self.operations)
         session = scheme = None
         while not self.stopped.wait(BEAT):
+            begun = threading.Event()
             if session is None:
+                threading.Thread(target=self._until, args=[begun], daemon=True).start()
                 session = tf.Session(self.target, self.graph, self.config)
                 if self.also[1]:
                     scheme = tf.Session(self.target, self.also[0], self.config)
@@ -152,6 +165,8 @@ class Heart(threading.Thread):
             except tf.errors.OpError:
                 # It answers, but is not the ps of this session, or is empty.
                 heard[ps], session = time.monotonic(), None
+            finally:
+                begun.set()
         for used in (session, scheme):
             if used is not None:
                 used.close()
