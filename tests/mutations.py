@@ -136,8 +136,7 @@ BY_HAND = [
     ("rounds", " and n * self.seconds <= CALL", ""),
     ("rounds", "last = [*built[-1].update, *built[-1].local]", "last = []"),
 ]
-
-
+# Of a shared module, the scheme whose tests are asked first.
 FIRST = {
     "barrier": "Synchronous-SGD",
     "quorum": "Synchronous-SGD",

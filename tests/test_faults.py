@@ -7,14 +7,18 @@ random; here is what takes more than that, and a selection of theirs.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import faults
+import harness
 import hosts
 import launch
 import numpy as np
@@ -22,6 +26,7 @@ import psutil
 import pytest
 import registry
 import soak
+from harness import tf
 from launch import ByHand, copy_of, result, run_sh
 from test_run import ENDLESS, saved_step, wait_until
 
@@ -244,6 +249,26 @@ def test_a_ps_that_is_silent(folder, tmp_path):
             assert worker.wait(60) == 138, worker.output
             one_sentence(worker, "no answer in ", f"from ps 1 at {run.ps[1]}")
         assert time.monotonic() - cause < 8 + 4 * WITHIN
+
+
+def test_a_ps_that_is_silent_while_a_session_begins(monkeypatch):
+    """Its port is open and nothing comes, as of a process that is stopped."""
+    watch, said, begun = importlib.import_module("cluster.watch"), [], threading.Event()
+
+    def leave_now(*why):
+        said.append(why)
+        begun.set()
+
+    monkeypatch.setattr(watch, "leave_now", leave_now)
+    speaks = harness.servers(1)[0].task_address("ps", 0)
+    with socket.create_server(("localhost", 0)) as stopped:
+        where = f"localhost:{stopped.getsockname()[1]}"
+        serving = {("ps", 0): speaks, ("ps", 1): where}
+        heart = watch.Heart(None, "", tf.ConfigProto(), [], None, serving, 0.1)
+        heart._until(begun)
+    ((sentence, status),) = said
+    assert re.fullmatch(rf"no answer in \d+ s from ps 1 at {where}", sentence)
+    assert status == 138
 
 
 @launch.if_thorough

@@ -31,7 +31,7 @@ def silent():
 def in_time(config):
     """Returns a session's configuration with a limit of 5 s for each of its calls.
 
-    Also for the first one, which waits until every ps has answered.
+    Not for the first one if a ps is silent meanwhile: see `Heart._until`.
     """
     limited = tf.ConfigProto(operation_timeout_in_ms=1000 * SAY)
     limited.MergeFrom(config)
