@@ -1,6 +1,6 @@
 """Soak: many short runs at random, each of which has to end well.
 
-    python tests/soak.py                       1,000 runs, about half a minute each
+    python tests/soak.py                       1,000 runs, three at once
     python tests/soak.py --runs 20 --seed 7    the first twenty that seed 7 draws
     python tests/soak.py --seed 7 --first 12 --runs 1      the thirteenth alone
 
@@ -12,6 +12,7 @@ it ends by itself with status 0, books that are exact, no traceback and no proce
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
 import pathlib
 import random
@@ -119,30 +120,42 @@ def strike(task: object, fault: str) -> None:
         pass
 
 
+def tried(seed: int, number: int) -> tuple[int, Case, list[str]]:
+    """Makes a run of a seed; an error of the tool itself is something wrong too."""
+    case = draw(seed, number)
+    try:
+        with tempfile.TemporaryDirectory() as where:
+            return number, case, run(case, pathlib.Path(where))
+    except Exception as error:
+        return number, case, [f"{type(error).__name__}: {error}"]
+
+
 def main() -> int:
     """Makes the runs; prints each that is wrong; status 1 if there was one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
+    parser.add_argument("--jobs", type=int, default=3, help="runs at once")
     args = parser.parse_args()
     print(f"seed {args.seed}: {args.runs} runs", flush=True)
     began, failed = time.monotonic(), 0
-    for done, number in enumerate(range(args.first, args.first + args.runs), 1):
-        case = draw(args.seed, number)
-        with tempfile.TemporaryDirectory() as where:
-            wrong = run(case, pathlib.Path(where))
-        if wrong:
-            failed += 1
-            print(f"run {number}: {case}\n  " + "\n  ".join(wrong), flush=True)
-        if done % 10 == 0 or done == args.runs:
-            spent = time.monotonic() - began
-            left = spent / done * (args.runs - done)
-            print(
-                f"{done}/{args.runs}  {failed} wrong  {60 * done / spent:.1f} a minute"
-                f"  {left / 60:.0f} min left",
-                flush=True,
-            )
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        numbers = range(args.first, args.first + args.runs)
+        runs = [pool.submit(tried, args.seed, number) for number in numbers]
+        for done, future in enumerate(concurrent.futures.as_completed(runs), 1):
+            number, case, wrong = future.result()
+            if wrong:
+                failed += 1
+                print(f"run {number}: {case}\n  " + "\n  ".join(wrong), flush=True)
+            if done % 10 == 0 or done == args.runs:
+                spent = time.monotonic() - began
+                left = spent / done * (args.runs - done)
+                print(
+                    f"{done}/{args.runs}  {failed} wrong  {60 * done / spent:.1f} a"
+                    f" minute  {left / 60:.0f} min left",
+                    flush=True,
+                )
     return int(failed > 0)
 
 
