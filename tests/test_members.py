@@ -170,7 +170,7 @@ def trains(task: launch.Launch) -> None:
 def test_workers_come_and_go(tmp_path) -> None:
     """Two begin, one joins, one is killed, one is told to end; the chief goes on."""
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
-    flags = [*FLAGS, "--steps=600", "--min_workers=1", "--logdir", str(logdir)]
+    flags = [*FLAGS, "--steps=300", "--min_workers=1", "--logdir", str(logdir)]
     with launch.WorkersByHand(copy, *flags, workers=3) as hand:
         chief, second = hand.start(0), hand.start(1)
         chief.wait_for("  loss ")
