@@ -128,6 +128,28 @@ def test_an_address_of_ipv6(rollcall) -> None:
     assert [call.there() for call in calls] == [[0, 1], [0, 1]]
 
 
+def test_a_chief_that_goes_while_somebody_knocks(rollcall, monkeypatch) -> None:
+    """It does not know the session any more, neither to run in it nor to close it."""
+    tf, (chief, *_) = rollcall.tf, seats(2, 1)
+    spec = {"worker": [chief.address]}
+    server, errors = tf.train.Server(spec, job_name="worker", task_index=0), []
+    run = tf.Session.run
+
+    def forgotten(session, *args):
+        run(session, *args)  # only now the chief knows it
+        tf.Session.reset(server.target)
+        try:
+            return run(session, *args)
+        except tf.errors.AbortedError as error:
+            errors.append(str(error))
+            raise
+
+    monkeypatch.setattr(tf.Session, "run", forgotten)
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    rollcall._knock(chief.address)
+    assert len(errors) == 1 and "is not found" in errors[0]
+
+
 # --- Processes ---------------------------------------------------------------------
 
 
