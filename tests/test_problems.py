@@ -223,6 +223,36 @@ def test_variables_of_the_first_round_are_those_of_all() -> None:
     np.testing.assert_allclose(found, [0.0, *adam_of([3.0] * 9)], 1e-4, 1e-6)
 
 
+def test_the_constants_of_the_copies_are_one_and_wait_for_nothing() -> None:
+    """Who takes them waits: for its turn, and for a branch that may not be taken."""
+
+    def one_round(last: object) -> object:
+        with tf.control_dependencies(tf.nest.flatten(last.update)):
+            number = turn.assign_add(1)
+        with tf.control_dependencies([number]):
+            waited = tf.constant(0.0)
+        sets = [
+            rounds.only_if(tf.equal(number, at), lambda value=value: w.assign(value).op)
+            for at, value in ((4, 5.0), (7, 6.0))
+        ]
+        with tf.control_dependencies(sets):
+            found = w.read_value() + waited
+        return rounds.Round(found, waited, [found])
+
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        w = tf.get_variable("center", initializer=0.0, use_resource=True)
+        turn = tf.get_variable("turn", initializer=0, use_resource=True)
+        built = unroll.rounds(one_round, rounds.NONE, 10)
+        session.run(tf.global_variables_initializer())
+        found = session.run([made.loss for made in built])
+        operations = graph.get_operations()
+    assert found == [0, 0, 0, 5, 5, 5, 6, 6, 6, 6]
+    constants = [op.name for op in operations if op.type == "Const"]
+    assert [name for name in constants if "round_2/" in name]
+    assert not [name for name in constants if re.match(r"round_[3-9]/", name)]
+    assert built[9].entry is built[2].entry
+
+
 # --- A real run ---------------------------------------------------------------
 
 

@@ -109,7 +109,8 @@ class Barrier:
 
         with tf.device(self.kept.device), tf.control_dependencies(after):
             step = self.kept.step.read_value()
-            # As the round before found it: one look less while all wait for this one.
+            # As the round before found it: nobody is to look again while all wait. If
+            # the incarnation has ended since, its successor brings a token.
             joined = self.joined if after else self.kept.incarnation.has_joined()
             waits = joined & (step < self.kept.steps)
             return tf.cond(waits, newest, lambda: step)
@@ -143,12 +144,13 @@ class Barrier:
             none = tf.zeros_like(t)
             what = tf.where(applied, rows.APPLIED, rows.LATE)
             what = tf.where(joined, tf.where(open_, what, rows.OVER), rows.STRANGER)
+        self.joined = joined
         return kept.entry(t, none, applied, what)
 
     def complete(self, added, applied):
         """Returns whether this gradient, now added on every ps, is the step's last."""
         kept = self.kept
-        with kept.locked(added) as (joined, done):
+        with kept.locked(added) as (_, done):
             # Not if the step was begun again meanwhile, see `_begin_again`.
             counts = applied & (tf.gather_nd(self.taken, [kept.me, ROUNDS]) > 0)
             # The others, each ARRIVED = 1: nobody is the MAKER while one is missing.
@@ -160,7 +162,6 @@ class Barrier:
                     resource=self.arrived.handle, indices=kept.me, updates=mark
                 )
             )
-        self.joined = joined
         with tf.device(kept.device), tf.control_dependencies([kept.unlocked]):
             return tf.identity(last)
 
