@@ -6,6 +6,7 @@ takes the worker's token, a push makes its round.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import threading
 import time
@@ -368,6 +369,30 @@ def test_a_gradient_of_an_older_step_never_counts():
         (2, 0, rows.APPLIED),
     ]
     np.testing.assert_allclose([p.center[0] for p in made], [0.1, 0.1, 0.39], atol=1e-6)
+
+
+@pytest.mark.parametrize("folder", [*SYNCHRONOUS, "Stale-Synchronous-Parallel"])
+def test_the_heart_of_a_worker_begins_with_a_small_graph(folder) -> None:
+    """All rounds are left out; what is run with a beat, and judged, does the same."""
+    lobby = importlib.import_module("cluster.lobby")
+    with Run(folder, num_ps=2, rounds=10) as run:
+        a, b = run.workers
+        target = harness.servers(2)[2][0]
+        filters = tf.ConfigProto(device_filters=["/job:ps", a.device])
+        one = lobby.Lobby(run.args(0), target, filters, {})
+        one.also(a.also, a.judges)
+        part, operations, judges = one.heart.also
+        assert len(operations) == len(a.also) and len(judges) == len(a.judges)
+        few, all_ = len(part.get_operations()), len(a.graph.get_operations())
+        assert 0 < few < all_ / 10, (few, all_)
+        with tf.Session(target, part, filters) as session:
+            session.run(operations)
+            for (tensors, judge), (usual, _) in zip(judges, a.judges, strict=True):
+                assert judge(*session.run(tensors)) == ""
+                run.chief.forget(100)
+                found, expected = session.run(tensors), a.session.run(usual)
+                np.testing.assert_allclose(found[0], expected[0], atol=5)
+                assert found[0][0] > 90
 
 
 @NUM_PS

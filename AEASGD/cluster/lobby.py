@@ -36,6 +36,35 @@ class Lobby:
             self.graph, target, config, beats, reason, self.serving, args.patience
         )
 
+    def also(self, operations, judges):
+        """What the heart does beside its beats: as `Incarnation` has it, of any graph.
+
+        Only a part of that graph is taken: a session of all of it takes half a second
+        to begin, while training has just begun.
+        """
+        if not operations:
+            return
+        wanted = tf.nest.flatten([operations, [tensors for tensors, _ in judges]])
+        whole, needed = wanted[0].graph.as_graph_def(), {}
+        nodes = {node.name: node for node in whole.node}
+        names = [item.name for item in wanted]
+        while names:
+            name = names.pop().lstrip("^").partition(":")[0]
+            if name not in needed:
+                needed[name] = nodes[name]
+                names += nodes[name].input
+        part = tf.Graph()
+        with part.as_default():
+            few = tf.GraphDef(versions=whole.versions, library=whole.library)
+            few.node.extend(needed.values())
+            tf.import_graph_def(few, name="")
+
+        def find(items):
+            return [part.as_graph_element(item.name) for item in items]
+
+        judges = [(find(tensors), judge) for tensors, judge in judges]
+        self.heart.also = part, find(operations), judges
+
     def name(self):
         """Returns what this process is called among all that ever were this worker."""
         return f"{self.host} {self.process}"

@@ -6,9 +6,9 @@ from cluster import addresses
 from cluster import tensorflow_v1 as tf
 from cluster.exits import AGAIN, leave_now
 from cluster.incarnation import beats, silence
-from cluster.watch import STARTING
+from cluster.watch import BEAT, STARTING
 
-LOOK = 0.2  # seconds between two looks whether the end has come
+LOOK = 0.5  # seconds between two looks whether the end has come: rounds wait meanwhile
 
 
 def home(task):
@@ -29,14 +29,17 @@ def serve(server, args):
     of = len(getattr(args, f"{args.job_name}_hosts"))
     print(f"{args.job_name} {args.task_index} of {of} serves at {args.address}")
     limit = STARTING * args.patience
-    began = time.monotonic()
+    began = looked = time.monotonic()
     with tf.Session(server.target, config=config) as session:
         while not session.run(told):
             time.sleep(LOOK)
+            if time.monotonic() < looked + BEAT:
+                continue
+            looked = time.monotonic()
             try:
                 silent = session.run(quiet)
             except tf.errors.FailedPreconditionError:  # the chief was not here yet
-                silent = time.monotonic() - began
+                silent = looked - began
             # What has no sign of life yet is as old as the clock.
-            if min(silent, time.monotonic() - began) > limit:
+            if min(silent, looked - began) > limit:
                 leave_now(f"no worker was heard of for {limit:.0f} s", AGAIN)

@@ -32,7 +32,6 @@ class Protocol:
         said = fingerprint.of(args, elements)
         self.lobby = Lobby(args, target, config, said)
         self.done = False
-        self.graph = tf.get_default_graph()
         with tf.name_scope("protocol"):
             self._build(said, saver)
 
@@ -102,7 +101,7 @@ class Protocol:
             self.lobby.wait_for_chief(patience)
         self.lobby.compare()
         run = self.books.incarnation
-        self.lobby.heart.also = self.graph, run.on_beat, run.judges
+        self.lobby.also(run.on_beat, run.judges)
         self.lobby.heart.start()
         if self.chief:
             self.model.save_before_the_end(self.target, self.config)
