@@ -194,13 +194,14 @@ class Worker:
                 if name.endswith("/Adagrad") and name not in self.local
             }
             run_ = kept.incarnation
-            self.close, self.join = run_.close(), run_.join(f"test {index}")
-            self.open, self.wake = run_.open("", kept.prepare()), run_.on_open
-            self.beat = run_.beat()
+            self.join, self.beat = run_.join(f"test {index}"), run_.beat()
             self.also, self.judges = run_.on_beat, run_.judges
-            initial = tf.group(tf.global_variables_initializer(), self.close)
+            if index == 0:  # what only the chief does
+                self.close, self.wake = run_.close(), run_.on_open
+                self.open = run_.open("", kept.prepare())
+                self.saver = checkpoint.saver(self.close)
+                initial = tf.group(tf.global_variables_initializer(), self.close)
             local = tf.group(tf.local_variables_initializer(), initializer)
-            self.saver = checkpoint.saver(self.close)
         config = tf.ConfigProto(
             device_filters=["/job:ps", self.device],
             operation_timeout_in_ms=1000 * LIMIT,

@@ -84,20 +84,22 @@ def test_trace_of_bytes() -> None:
 
 
 @NUM_PS
-@pytest.mark.parametrize("method", ["topk", "random_k"])
-def test_all_elements_are_hogwild(method: str, num_ps: int) -> None:
+def test_all_elements_are_hogwild(num_ps: int) -> None:
     """Bit by bit, one round a call and many."""
     batches = np.random.default_rng(0).normal(size=(2, 7, 5)).tolist()
     options = dict(start=[0.5, -1.0, 3.0, 0.1, 0.2], streams=batches, num_ps=num_ps)
-    centers = []
-    for folder, flags in ((FOLDER, [f"--method={method}"]), ("HogWild", [])):
+
+    def centers(folder: str, *flags: str) -> list:
         with Run(folder, *flags, **options) as run:
             found = [push.center for push in run.play(schedule_s(8))]
         with Run(folder, *flags, rounds=5, **options) as run:
             for worker in [*run.workers] * 2:
                 worker.call()
-            centers.append([*found, run.chief.now()])
-    np.testing.assert_array_equal(*centers)
+            return [*found, run.chief.now()]
+
+    plain = centers("HogWild")
+    for method in ("topk", "random_k"):
+        np.testing.assert_array_equal(centers(FOLDER, f"--method={method}"), plain)
 
 
 @pytest.mark.parametrize("rounds_of_a_call", [1, 4])

@@ -258,18 +258,15 @@ def test_dynamic_sgd_in_steady_state_is_hogwild_at_eta_over_n(workers: int) -> N
 
 
 @NUM_PS
-@pytest.mark.parametrize("variance", ["constant", "adaptive"])
-def test_dc_asgd_without_compensation_is_hogwild(variance: str, num_ps: int) -> None:
+def test_dc_asgd_without_compensation_is_hogwild(num_ps: int) -> None:
     """λ₀ = 0, bit by bit; and with any λ₀ where nobody came between."""
-    flags = ["--variance=" + variance, "--strength=0"]
     options = dict(start=[0.5, -1.0, 3.0], num_ps=num_ps)
-    plain = center_after("HogWild", schedule=schedule_s(8), **options)
-    off = center_after("DC-ASGD", *flags, schedule=schedule_s(8), **options)
-    np.testing.assert_array_equal(off, plain)
-    on = [flags[0], "--strength=3"]
-    alone = center_after("DC-ASGD", *on, schedule=in_turn(8), **options)
-    plain = center_after("HogWild", schedule=in_turn(8), **options)
-    np.testing.assert_array_equal(alone, plain)
+    for schedule, strength in ((schedule_s(8), 0), (in_turn(8), 3)):
+        plain = center_after("HogWild", schedule=schedule, **options)
+        for variance in ("constant", "adaptive"):
+            flags = [f"--variance={variance}", f"--strength={strength}"]
+            found = center_after("DC-ASGD", *flags, schedule=schedule, **options)
+            np.testing.assert_array_equal(found, plain)
 
 
 def test_dc_asgd_has_the_paper_s_strength() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import functools
 import itertools
 import json
 import os
@@ -70,15 +71,25 @@ def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
 # --- Copies ------------------------------------------------------------------
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """Returns a copy of what tools/copies.py looks at."""
-    root = tmp_path / "tree"
+def planted(root: Path) -> Path:
+    """Returns a copy of what tools/copies.py looks at, in a directory of its own."""
     leave = shutil.ignore_patterns(*LEFT_BEHIND)
     for example in registry.EXAMPLES:
         shutil.copytree(REPO / example.folder, root / example.folder, ignore=leave)
     shutil.copy(REPO / "README.md", root)
     return root
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Returns a copy that a test may change."""
+    return planted(tmp_path / "tree")
+
+
+@pytest.fixture(scope="session")
+def before(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Returns the findings in a copy that nobody has changed."""
+    return copies.check(planted(tmp_path_factory.mktemp("before") / "tree"))[0]
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -145,9 +156,8 @@ def test_every_shared_line_is_checked(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", EXAMPLES)
-def test_every_file_is_checked(folder: str, tree: Path) -> None:
+def test_every_file_is_checked(folder: str, tree: Path, before: list[str]) -> None:
     """That `check` looks at each file which has an original, or is one."""
-    before = copies.check(tree)[0]
     example = registry.of(folder)
     names = copies.copied(example, PLAN)
     for name in names:
@@ -272,8 +282,7 @@ def test_a_family_without_its_reference_is_found() -> None:
     assert "registry: Distributed-Setup is not of family ps" in found
 
 
-def test_an_unregistered_folder_is_found(tree: Path) -> None:
-    before = copies.check(tree)[0]
+def test_an_unregistered_folder_is_found(tree: Path, before: list[str]) -> None:
     (tree / "Novel" / "cluster").mkdir(parents=True)
     assert added(tree, before) == ["Novel/: not in the registry"]
 
@@ -285,8 +294,7 @@ def test_an_empty_tree_fails(tmp_path: Path) -> None:
         assert f"{folder}/: in the registry, not there" in done.stderr
 
 
-def test_a_folder_has_the_modules_that_it_needs(tree: Path) -> None:
-    before = copies.check(tree)[0]
+def test_a_folder_has_the_modules_that_it_needs(tree: Path, before: list[str]) -> None:
     hogwild = tree / "HogWild"
     shutil.copy(tree / "SAGN" / "cluster" / "barrier.py", hogwild / "cluster")
     (hogwild / "cluster" / "notes.txt").write_text("")
@@ -306,9 +314,8 @@ def test_a_folder_has_the_modules_that_it_needs(tree: Path) -> None:
     assert "HogWild/cluster/addresses.py: missing" in added(tree, before)
 
 
-def test_what_a_guest_has_is_checked(tree: Path) -> None:
+def test_what_a_guest_has_is_checked(tree: Path, before: list[str]) -> None:
     """A folder without a family, with a script and a launcher of its own."""
-    before = copies.check(tree)[0]
     guests = [name for name in COPIED if name not in EXAMPLES]
     assert guests
     for folder in guests:
@@ -385,8 +392,9 @@ BANNER = "# --- Imports " + "-" * 65 + "\n"
         ),
     ],
 )
-def test_a_bad_script_is_found(old: str, new: str, finding: str, tree: Path) -> None:
-    before = copies.check(tree)[0]
+def test_a_bad_script_is_found(
+    old: str, new: str, finding: str, tree: Path, before: list[str]
+) -> None:
     edit(tree / "HogWild" / "hogwild.py", old, new)
     assert finding in "\n".join(added(tree, before))
 
@@ -433,8 +441,9 @@ def test_length_follows_from_the_family(folder: str, least: int, tree: Path) -> 
         ("cluster/ports.py", "x = 'pkill'", "contains pkill"),
     ],
 )
-def test_a_bad_module_is_found(name: str, line: str, finding: str, tree: Path) -> None:
-    before = copies.check(tree)[0]
+def test_a_bad_module_is_found(
+    name: str, line: str, finding: str, tree: Path, before: list[str]
+) -> None:
     path = tree / "HogWild" / name
     path.write_text(f"{path.read_text()}{line}\n")
     found = "\n".join(added(tree, before))
@@ -456,8 +465,7 @@ def test_functions_of_one_name_have_one_body() -> None:
     assert check({"A/a.py": script("Fill", "main(x):"), "B/b.py": main}) == []
 
 
-def test_functions_are_checked_in_the_tree(tree: Path) -> None:
-    before = copies.check(tree)[0]
+def test_functions_are_checked_in_the_tree(tree: Path, before: list[str]) -> None:
     for folder, argument in (("HogWild", "x"), ("Non-Distributed-Setup", "y")):
         path = tree / folder / registry.script_of(folder)
         helper = f"def helper({argument}):\n    return 1"
@@ -466,9 +474,8 @@ def test_functions_are_checked_in_the_tree(tree: Path) -> None:
     assert finding.startswith("HogWild/hogwild.py:")
 
 
-def test_ideas_are_capped(tree: Path) -> None:
+def test_ideas_are_capped(tree: Path, before: list[str]) -> None:
     path = tree / "HogWild" / "hogwild.py"
-    before = copies.check(tree)[0]
     for title in ("Imports", "Worker and ps"):
         banner = f"# --- {title} "
         own = f"{banner}[algorithm] "
@@ -488,14 +495,16 @@ def test_ideas_are_capped(tree: Path) -> None:
         ),
     ],
 )
-def test_a_bad_header_is_found(header: str, finding: str, tree: Path) -> None:
-    before = copies.check(tree)[0]
+def test_a_bad_header_is_found(
+    header: str, finding: str, tree: Path, before: list[str]
+) -> None:
     edit(tree / "HogWild" / "run.sh", "SCRIPT=hogwild.py\n", header)
     assert finding in "\n".join(added(tree, before))
 
 
-def test_a_header_may_have_the_functions_that_run_sh_calls(tree: Path) -> None:
-    before = copies.check(tree)[0]
+def test_a_header_may_have_the_functions_that_run_sh_calls(
+    tree: Path, before: list[str]
+) -> None:
     functions = "task_env() { # job index\n  export CUDA_VISIBLE_DEVICES=$2\n}\n"
     functions += "look() { # ten times a second\n  date\n}\n"
     functions += "after() { # when all went well\n  date\n}\n"
@@ -921,8 +930,15 @@ def templates_of_bash(text: str) -> list[Template]:
     return found
 
 
+@functools.cache
 def letters(text: str) -> int:
     return sum(c.isalpha() for c in text)
+
+
+@functools.cache
+def beginnings(text: str) -> set[int]:
+    """Returns where a piece of a text can begin: at its start and at every word."""
+    return {0, *(m.start() for m in re.finditer(r"\b|\W", text))}
 
 
 # Where a template can end in a text, and how many letters stand in the template itself
@@ -970,14 +986,15 @@ def is_printed(message: str, templates: list[Template]) -> bool:
     for place in [m.start() for m in re.finditer(r"\b|\W", message)]:
         values[place] = {}
         for parts in whole:
-            if parts[0] is not None:
+            if parts[0] and parts[0][0] == message[place : place + 1]:
                 values[place] |= ends(parts, message, place, {})
     wanted = max(8, letters(message) / 2)
     for parts in whole:
         for i, part in enumerate(parts):
-            words = [m.start() for m in re.finditer(r"\b|\W", part or "")]
-            for start in {0, *words}:
+            for start in beginnings(part or ""):
                 first = part if part is None else part[start:]
+                if first and first[0] != message[0]:
+                    continue
                 found = ends([first, *parts[i + 1 :]], message, 0, values)
                 own, inner = found.get(len(message), (0, 0))
                 if own > 3 and own + inner >= wanted:

@@ -90,10 +90,16 @@ def read(path: Path) -> str:
 
 
 @functools.cache
+def parsed(text: str) -> ast.Module:
+    """Returns a source as Python reads it."""
+    return ast.parse(text)
+
+
+@functools.cache
 def imports(text: str) -> list[tuple[int, str]]:
     """Returns (line, dotted name) for all that a source imports, module by module."""
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -246,7 +252,7 @@ def check_script(example: registry.Example, text: str, reference: str) -> list[s
         is_banner = BANNER.fullmatch(line) and len(line) == 80
         if "# ---" in line and not is_banner:
             found.append(f"{where}:{number}: not a banner with dashes to column 79")
-    tree = ast.parse(text)
+    tree = parsed(text)
     head = parts[0].text.count("\n")
     docstring = ast.get_docstring(tree)
     if docstring is None or any(n.lineno <= head for n in tree.body[1:]):
@@ -286,7 +292,7 @@ def functions(text: str) -> dict[str, tuple[int, str]]:
     }
     return {
         node.name: (node.lineno, "\n".join(lines[node.lineno - 1 : node.end_lineno]))
-        for node in ast.parse(text).body
+        for node in parsed(text).body
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
         if node.lineno in shared and node.name != "main"
     }
