@@ -238,7 +238,8 @@ class Chosen:
         parameters = getattr(item, "callspec", types.SimpleNamespace(params={})).params
         if "folder" in parameters:
             return parameters["folder"] == self.folder
-        if getattr(item.module, "FOLDER", None) == self.folder:
+        constants = [x for x in vars(item.module).values() if isinstance(x, str)]
+        if self.folder in constants:
             return True
         return f'"{self.folder}"' in inspect.getsource(item.function)
 

@@ -313,6 +313,16 @@ def test_the_last_update_releases_who_waits() -> None:
         assert b.begins()
 
 
+def test_a_stranger_does_not_wait() -> None:
+    """Before the next incarnation is open, whatever the clocks of the last one say."""
+    with Run(SSP, "--staleness=0") as run:
+        a, _ = beginners(run)
+        a.push()
+        run.close()
+        assert a.begins()  # though it would wait for B
+        assert a.push().what == rows.STRANGER
+
+
 def test_a_restart_releases_who_waits_and_begins_anew() -> None:
     """In mid-call, of many rounds: what is left of the call is a stranger's."""
     with Run(SSP, "--staleness=1", rounds=4) as run:
