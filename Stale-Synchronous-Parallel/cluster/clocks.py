@@ -78,13 +78,13 @@ class Clocks:
         """Returns a tensor on ps 0 that is there as soon as this worker may begin.
 
         Not before `after` is done. After the last update nobody waits, nor does who has
-        to join first.
+        to join first: its clock has not begun, so that nobody is behind it.
         """
 
         def ask(_):
-            with self.kept.locked([]) as (joined, done):
+            with self.kept.locked([]) as (_, done):
                 clocks = self._now(self.me)
-                may = ~joined | self._may(clocks)[self.kept.me]
+                may = self._may(clocks)[self.kept.me]
                 waiting = (self.waiting.read_value() & ~self.me) | (self.me & ~may)
                 done += [
                     self.clocks.assign(clocks, read_value=False),
