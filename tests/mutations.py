@@ -115,7 +115,6 @@ BY_HAND = [
     ("clocks", "<= self.bound) | over", "<= self.bound + 1) | over"),
     ("clocks", "<= self.bound) | over", "<= self.bound)"),
     ("clocks", "run.on_beat.append(", "(lambda _: 0)("),
-    ("clocks", "run.on_join.append(", "(lambda _: 0)("),
     ("clocks", "run.on_open += [", "run.on_open += [][:0] and ["),
     ("clocks", "wake = waiting & self._may(clocks)", "wake = waiting & False"),
     ("clocks", "self.kept.locked(update)", "self.kept.locked([])"),

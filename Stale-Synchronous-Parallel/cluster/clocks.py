@@ -37,7 +37,6 @@ class Clocks:
             opened = 1e-6 * tf.cast(number, tf.float64)
             heard = tf.maximum(run.beats[0].read_value(), opened)
             lives = self.me | (tf.timestamp() - heard <= GONE) | tf.equal(number, 0)
-        run.on_join.append(self._take_note(self.me, self.me & False))
         run.on_beat.append(self._take_note(lives, ~lives))
         # Those who wait in the incarnation before go on, and learn that they must join.
         run.on_open += [queue.enqueue(True) for queue in self.queues]
