@@ -123,7 +123,7 @@ BY_HAND = [
     (
         "clocks",
         "tf.equal(clocks, AWAY) & back, slowest",
-        "tf.equal(clocks, AWAY) & back, 0",
+        "tf.equal(clocks, AWAY) & back, 0 * slowest",
     ),
     # A round after the other, on every ps; a push that does not count changes nothing.
     ("rounds", "_wait(after[i : i + 1])", NOTHING),

@@ -18,7 +18,7 @@ import rules
 from harness import STREAMS, Run, in_turn, rows, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import thorough
+from launch import load, thorough
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -321,6 +321,21 @@ def test_a_stranger_does_not_wait() -> None:
         run.close()
         assert a.begins()  # though it would wait for B
         assert a.push().what == rows.STRANGER
+
+
+def test_a_round_that_was_not_applied_does_not_count() -> None:
+    """Its worker may have joined in the meantime, after its next start."""
+    module, ticks = load(SSP), []
+
+    def graph(args, center, kept, shared, *rest):
+        ticks.append([shared.tick([], tf.constant(yes)) for yes in (False, True)])
+        return module.graph(args, center, kept, shared, *rest)
+
+    with Run(SSP, graph=graph) as run:
+        a, clocks = run.chief, run.chief.of_run("clocks").value()
+        for tick, expected in zip(ticks[0], ([0, 0], [1, 0]), strict=True):
+            a.session.run(tick)
+            assert a.session.run(clocks).tolist() == expected
 
 
 def test_a_restart_releases_who_waits_and_begins_anew() -> None:
