@@ -119,6 +119,7 @@ BY_HAND = [
     ("clocks", "wake = waiting & self._may(clocks)", "wake = waiting & False"),
     ("clocks", "self.kept.locked(update)", "self.kept.locked([])"),
     ("clocks", "self.me & joined & applied", "self.me & joined"),
+    ("clocks", "self.me & joined & applied", "self.me & applied"),
     ("clocks", "tf.where_v2(away, AWAY, self._now(back))", "self._now(back)"),
     (
         "clocks",
