@@ -618,6 +618,34 @@ def test_by_hand_lost_workers(tmp_path) -> None:
             tasks[1].process.send_signal(signal.SIGCONT)
 
 
+def test_a_chief_that_has_left_is_not_asked_why() -> None:
+    """It left first, because of the same worker: nobody waits for its answer."""
+    base = launch.free_ports(2)
+    here = types.SimpleNamespace(
+        args=types.SimpleNamespace(
+            worker_hosts=[f"localhost:{base + k}" for k in (0, 1)]
+        ),
+        look="asked",
+        asked=[],
+        said=[],
+        _where=lambda worker: f"worker {worker}",
+    )
+
+    @contextlib.contextmanager
+    def session():
+        yield types.SimpleNamespace(run=here.asked.append)
+
+    here._short, here._give_up = session, here.said.append
+    leave = importlib.import_module("cluster.meeting").Meeting._leave
+    leave(here, 1)
+    assert not here.asked and here.said[0].startswith(
+        "lost worker 1, and a ring cannot"
+    )
+    with socket.create_server(("localhost", base)):
+        leave(here, 1)
+    assert here.asked == ["asked"] and here.said[0] == here.said[1]
+
+
 def say_that_worker_1_is_back(workers: list[str]) -> None:
     """Does what the next process of worker 1 does when it finds the run going on."""
     args = types.SimpleNamespace(task_index=1, ps_hosts=[], worker_hosts=workers)

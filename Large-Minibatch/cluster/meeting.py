@@ -136,7 +136,8 @@ class Meeting:
     def _leave(self, gone=None):
         """Ends the program, and says why: `gone` is the lost worker, if it is known."""
         gone = watch.gone(self.args.worker_hosts) if gone is None else gone
-        if gone != 0:
+        # A session would wait for a chief that has just left for the same reason.
+        if gone != 0 and watch.silent_ps(self.args.worker_hosts[:1]) is None:
             with contextlib.suppress(tf.errors.OpError), self._short() as session:
                 reason = session.run(self.look)
                 if reason:
