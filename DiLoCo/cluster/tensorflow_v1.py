@@ -19,20 +19,20 @@ if typing.TYPE_CHECKING:  # for editors
 
 @functools.cache
 def _module():
-    # A third of the import is Keras, which TensorFlow can do without. It is hidden
-    # meanwhile; `tf.keras` loads it when somebody uses it. A fifth of the rest is
-    # garbage collection, which finds nothing: modules stay.
-    hidden = "keras" not in sys.modules
-    if hidden:
-        sys.modules["keras"] = None
+    # A third of the import is Keras, a tenth of the rest SciPy and h5py, for an older
+    # Keras within. TensorFlow can do without: they are hidden meanwhile, and loaded
+    # when somebody uses them. A fifth is garbage collection, which finds nothing:
+    # modules stay.
+    hidden = {"keras", "scipy", "h5py"} - sys.modules.keys()
+    sys.modules |= dict.fromkeys(hidden)
     gc.disable()
     try:
         module = importlib.import_module("tensorflow.compat.v1")
     finally:
         gc.freeze()
         gc.enable()
-        if hidden:
-            del sys.modules["keras"]
+        for name in hidden:
+            del sys.modules[name]
     module.disable_eager_execution()
     return module
 
