@@ -45,18 +45,11 @@ class Lobby:
         if not operations:
             return
         wanted = tf.nest.flatten([operations, [tensors for tensors, _ in judges]])
-        whole, needed = wanted[0].graph.as_graph_def(), {}
-        nodes = {node.name: node for node in whole.node}
-        names = [item.name for item in wanted]
-        while names:
-            name = names.pop().lstrip("^").partition(":")[0]
-            if name not in needed:
-                needed[name] = nodes[name]
-                names += nodes[name].input
+        names = [getattr(item, "op", item).name for item in wanted]
+        whole = wanted[0].graph.as_graph_def()
         part = tf.Graph()
         with part.as_default():
-            few = tf.GraphDef(versions=whole.versions, library=whole.library)
-            few.node.extend(needed.values())
+            few = tf.graph_util.extract_sub_graph(whole, names)
             tf.import_graph_def(few, name="")
 
         def find(items):
