@@ -77,7 +77,11 @@ esac
 
 # shellcheck source=tools/setup.sh
 source "$ROOT/tools/setup.sh"
-setup_environment requirements.txt
+case $name in
+  # What an engine prints may be for a file: no words of the set-up belong there.
+  Engines/*) setup_environment requirements.txt >&2 ;;
+  *) setup_environment requirements.txt ;;
+esac
 export PYTHON=$SETUP_PYTHON
 # No cd: a path among the options is relative to where the user stands. And exec, so
 # that signals and the exit status are the example's own.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up the development environment if needed, then lints and runs the tests.
 #   bash test.sh                             everything
-#   bash test.sh tests/test_static.py -x     pytest's own arguments
+#   bash test.sh tests/test_copies.py -x     pytest's own arguments
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"

@@ -18,29 +18,17 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import argparse
-import functools
 
 import ending
 import evaluate
 import export
 import models
-import notes
 import optimizers
 import pipeline
 import placement
+import progress
 import supply
-from cluster import (
-    barrier,
-    checkpoint,
-    exits,
-    flags,
-    protocol,
-    report,
-    rounds,
-    serve,
-    start,
-    straggler,
-)
+from cluster import flags, heartbeat, rounds, sync, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -50,6 +38,7 @@ def parse_args(argv=None):
     parser = flags.parser("Distributed-MNIST", __doc__)
     flags.add_cluster_flags(parser, jobs=("ps", "worker", "evaluator"))
     parser.set_defaults(steps=None, learning_rate=0.02, save_seconds=5.0)
+    parser.set_defaults(address=None)  # of the evaluator
     add, on = parser.add_argument, dict(type=int, choices=(0, 1), default=0)
     add("--issync", **on, help="1: wait for N gradients; 0: wait for nobody")
     add("--replicas_to_aggregate", type=flags.positive_int, help="N (None: all)")
@@ -69,16 +58,16 @@ def parse_args(argv=None):
 # --- Graph [algorithm] -------------------------------------------------------
 
 
-def graph(args, center, kept, step, move, batch, loss, last):
+def graph(args, center, stats, step, move, batch, loss, last):
     """Builds one round, from pull to update, that begins after the `last` one.
 
-    `center` are the variables in pieces, `kept` the books on ps 0, `step` the barrier
-    with --issync 1, `move` the optimizer, `batch()` a fresh mini-batch, `loss(pieces,
-    batch)` its scalar loss.
+    `center` are the variables in pieces, `stats` the counters on ps 0, `step` the
+    barrier with --issync 1, `move` the optimizer, `batch()` a fresh mini-batch,
+    `loss(pieces, batch)` its scalar loss.
     """
     # w   (ps → worker); with --issync 1 not before step t is open
     with tf.name_scope("pull"):
-        seen = step.wait(last.update) if step else kept.read_step(last.update[:1])
+        seen = step.wait(last.update) if step else stats.read_step(last.update[:1])
         after = [seen] * len(center) if step else last.update
         pulled = rounds.read(center, after)
 
@@ -93,19 +82,19 @@ def graph(args, center, kept, step, move, batch, loss, last):
     with tf.name_scope("push"):
         pushed = rounds.send(gradients, center)
         about = pushed, args.batch_size, pulled
-        entry = step.offer(seen, *about) if step else kept.enter(*about, seen)
+        counted = step.offer(seen, *about) if step else stats.count(*about, seen)
 
     # w moves by g, or by the mean of N   (ps: these operations run where w is)
     with tf.name_scope("update"):
-        applied, sums = entry.applied, pushed
+        applied, sums = counted.applied, pushed
         if step:
             added = rounds.update(step.sums, pushed, applied, optimizers.add)
             applied, sums = step.complete(added, applied), step.sums
-        rate = optimizers.learning_rate(args, entry.number)
+        rate = optimizers.learning_rate(args, counted.number)
         which = {piece.name: i for i, piece in enumerate(center)}
 
         def rule(w, g):
-            i, t = which[w.name], entry.number + 1
+            i, t = which[w.name], counted.number + 1
             if not step:
                 return move(i, w, g, t, rate)
             moved = move(i, w, g.read_value() / args.replicas_to_aggregate, t, rate)
@@ -114,7 +103,7 @@ def graph(args, center, kept, step, move, batch, loss, last):
 
         update = rounds.update(center, sums, applied, rule)
     opened = step.open_next(update, applied) if step else update
-    return rounds.Round(value, entry, opened)
+    return rounds.Round(value, counted, opened)
 
 
 # --- Worker, ps and evaluator [algorithm] ------------------------------------
@@ -123,10 +112,10 @@ def graph(args, center, kept, step, move, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    start.begin(args, supply.For(args), name=f"{args.job_name}-{me}")
+    task.begin(args, supply.For(args))
 
     if args.job_name != "ps":
-        index = flags.data(supply.For(args), args, workers)
+        index = supply.load(args)
         args.steps = args.steps or ending.steps_of(args, index)
         model = models.build(args, index)
     if args.job_name == "evaluator":
@@ -136,7 +125,7 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return serve.serve(server, args)
+        return heartbeat.serve(server, args)
 
     # Placement: `place` says which ps has a variable; all the rest is this worker's.
     device = f"/job:worker/task:{me}"
@@ -145,45 +134,36 @@ def main():
     with tf.device(tf.train.replica_device_setter(**chosen)):
         center, join = place.variables(model)
         move = optimizers.of(args, place)
-        kept = ending.Books(args)
-        step = barrier.Barrier(args, center, kept) if args.issync else None
-        iterator = pipeline.batches(index, args, me, workers, kept.position)
+        stats = ending.Stats(args)
+        step = sync.Barrier(args, center, stats) if args.issync else None
+        iterator = pipeline.batches(index, args, me, workers, stats.position)
 
         def loss_of(pieces, batch):
             return models.loss(model.logits(join(pieces), batch[0]), batch[1])
 
-        loss, batch = straggler.slowed(loss_of, args), rounds.in_turn(iterator.get_next)
-        parts = args, center, kept, step, move, batch, loss
+        loss, batch = rounds.slowed(loss_of, args), rounds.in_turn(iterator.get_next)
+        parts = args, center, stats, step, move, batch, loss
         calls = rounds.Calls(lambda last: graph(*parts, last))
-        log = notes.Notes(args, kept, model, join(rounds.read(center)), index, device)
+        values = join(rounds.read(center))
+        weights = progress.Weights(args, stats, model, values, index, device)
 
     # Session: it waits for the tasks that pass its filters, not for other workers.
+    # When a ps was lost TensorFlow asks `training` for a new one.
     config = tf.ConfigProto(device_filters=["/job:ps", device])
-    elements = sum(piece.shape.num_elements() for piece in center)
-    saver = functools.partial(checkpoint.saver, sharded=bool(args.sharded))
-    run = protocol.Protocol(args, server.target, config, kept, elements, saver)
-    if run.chief:
-        report.print_placement()
-        place.print_bytes(center)
-    with run, tf.train.MonitoredTrainingSession(
-        master=server.target, is_chief=run.chief, config=config,
-        scaffold=run.scaffold(iterator.initializer, {}), hooks=[run.hook(), log.hook()],
-        checkpoint_dir=args.logdir, save_checkpoint_secs=args.save_seconds,
-        save_graph_def=False, log_step_count_steps=None,
-    ) as session:  # fmt: skip
-
-        def make_rounds(step_context):
-            calls.make(step_context.session, log)
-            kept.look(step_context.session, log)
-
-        while not run.finished(session, log):
-            session.run_step_fn(make_rounds)
-            log.draw(session)
-        if run.chief:
-            log.write(session, run.account(session))
-    if run.chief:
+    learning = progress.learning(args, index, center, iterator)
+    saver = tf.train.Saver(sharded=bool(args.sharded))
+    parts = args, server.target, config, stats, learning, calls, weights, saver
+    training = progress.Run(*parts)
+    with training:
+        if training.chief:
+            place.print_bytes(center)
+        with tf.train.MonitoredSession(session_creator=training) as session:
+            # Loop: a step is a second of rounds, then log, curves, checkpoint, end.
+            while not training.over:
+                session.run_step_fn(training.step)
+    if training.chief:
         export.at_the_end(args, index)
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

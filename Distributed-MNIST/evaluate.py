@@ -16,9 +16,10 @@ import models
 import pictures
 import pipeline
 import records
-from cluster import curves, watch
+from cluster import heartbeat
 from cluster import tensorflow_v1 as tf
-from cluster.exits import AGAIN, fail
+from cluster.report import Curves
+from cluster.task import AGAIN, fail
 
 # What was found: `confusion` [true class, guess] counts images, `mistakes` has (true
 # class, guess, probability of the guess, image), the surest first.
@@ -71,13 +72,14 @@ def follow(args, index, model):
 
     Ends the program with status 138 if none comes for ten times --patience.
     """
-    began, limit = time.time(), watch.STARTING * args.patience
+    began, limit = time.time(), heartbeat.STARTING * args.patience
     variables = variables_of(model)
     step = tf.train.get_or_create_global_step()
     test = Evaluation(index, "test", lambda images: model.logits(variables, images))
     saver = tf.train.Saver([*variables, step])
     folder = os.path.join(args.logdir, "evaluator")
-    writer = curves.writer(folder)
+    os.makedirs(folder, exist_ok=True)
+    curves = Curves(folder)
     print(f"evaluator follows {args.logdir}")
     last, heard, pause = None, time.time(), threading.Event()
     with tf.Session() as session:
@@ -90,13 +92,12 @@ def follow(args, index, model):
                     continue  # the chief has removed it meanwhile; there is a newer one
                 last, heard = path, time.time()
                 number, found = int(session.run(step)), test.run(session)
-                write(folder, writer, index, number, found)
+                write(folder, curves, index, number, found)
             elif time.time() - heard > limit:
                 fail(f"no checkpoint in {limit:.0f} s in {args.logdir}", AGAIN)
             if last and number >= _end(args, began):
                 break
             pause.wait(0.2)
-    writer.close()
     print(f"evaluator: {os.path.join(folder, pictures.CONFUSION)}")
 
 
@@ -112,7 +113,7 @@ def _end(args, began):
     return args.steps
 
 
-def write(folder, writer, index, step, found):
+def write(folder, curves, index, step, found):
     """Prints what was found, and writes it: numbers, pictures, TensorBoard's curves."""
     print(f"evaluator: test accuracy {found.accuracy:.4f} at global step {step}")
     values = {"test_loss": found.loss, "test_accuracy": found.accuracy}
@@ -138,8 +139,7 @@ def write(folder, writer, index, step, found):
                 encoded_image_string=png,
             ),
         )
-    writer.add_summary(summary, step)
-    writer.flush()
+    curves.write(step, summary)
     about = {"global_step": step, **values, "classes": index.classes}
     about["confusion"] = found.confusion.tolist()
     path = os.path.join(folder, "evaluation.json")

@@ -13,12 +13,13 @@ import shutil
 
 import evaluate
 import models
-import notes
 import pictures
+import progress
 import records
 import supply
-from cluster import exits, flags
+from cluster import flags
 from cluster import tensorflow_v1 as tf
+from cluster.task import fail
 
 
 def write(args, index, folder):
@@ -29,9 +30,9 @@ def write(args, index, folder):
     `probabilities` float32 [n, classes]. Raises ValueError if there are no weights,
     FileExistsError if that folder is there already.
     """
-    best = tf.train.latest_checkpoint(os.path.join(args.logdir, notes.BEST))
+    best = tf.train.latest_checkpoint(os.path.join(args.logdir, progress.BEST))
     if best is None:
-        raise ValueError(f"{args.logdir} has no {notes.BEST} weights")
+        raise ValueError(f"{args.logdir} has no {progress.BEST} weights")
     step = int(best.rpartition("-")[2])
     path = os.path.join(folder, str(step))
     if os.path.exists(path):
@@ -77,7 +78,7 @@ def at_the_end(args, index):
     except FileExistsError as error:
         if not args.export:  # nothing was to do: it is of the run before
             return
-        exits.fail(f"--export {args.export}: {error}")
+        fail(f"--export {args.export}: {error}")
     print(f"exported: {path}, the best weights, of global step {step}")
     print(f"try it: python predict.py {folder} {write_example(index, args.logdir)}")
 
@@ -92,15 +93,15 @@ def main():
         with open(os.path.join(given.logdir, "result.json")) as file:
             args = argparse.Namespace(**json.load(file)["flags"])
     except (OSError, ValueError, KeyError):
-        exits.fail(f"{given.logdir} has no result.json of a run that has ended")
+        fail(f"{given.logdir} has no result.json of a run that has ended")
     args.logdir = given.logdir
     try:
         index = supply.For(args).load(args.data, args.task_index + 1)
         path, step = write(args, index, given.folder)
     except (ValueError, FileExistsError) as error:
-        exits.fail(str(error))
+        fail(str(error))
     except (OSError, tf.errors.OpError) as error:
-        exits.fail(f"{given.folder}: {str(error).splitlines()[0]}", 1)
+        fail(f"{given.folder}: {str(error).splitlines()[0]}", 1)
     print(f"{path}: the weights of global step {step}")
 
 

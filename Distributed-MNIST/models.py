@@ -8,8 +8,9 @@ import collections
 
 import numpy as np
 
-from cluster import exits, flags
+from cluster import flags
 from cluster import tensorflow_v1 as tf
+from cluster.task import fail
 
 Network = collections.namedtuple(
     "Network",
@@ -38,7 +39,7 @@ def build(args, index):
     try:
         return make(index.shape, len(index.classes), args.hidden_units, args.seed)
     except ValueError as error:
-        exits.fail(f"--model {args.model}: {str(error).splitlines()[0]}")
+        fail(f"--model {args.model}: {str(error).splitlines()[0]}")
 
 
 def loss(logits, labels):

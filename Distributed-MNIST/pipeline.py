@@ -5,8 +5,8 @@ divide are read by all, record by record in turn. So in an epoch each example is
 exactly once, by one worker, and every epoch asserts how many there were.
 
 The order is a function of seed, worker and epoch. Hence `position`: a worker that
-comes back asks the books on ps 0 how many examples its pushes were made of, and goes on
-behind them, in the middle of its epoch.
+comes back asks ps 0, which counts them, how many examples its pushes were made of, and
+goes on behind them, in the middle of its epoch.
 """
 
 import os
@@ -14,7 +14,7 @@ import re
 
 from cluster import flags
 from cluster import tensorflow_v1 as tf
-from cluster.exits import Failure
+from cluster.task import Failure
 from records import count, parse
 
 AT_ONCE = 500  # held-out images of a batch

@@ -19,8 +19,9 @@ import numpy as np
 
 import records
 import sources
-from cluster import exits, flags
+from cluster import flags
 from cluster import tensorflow_v1 as tf
+from cluster.task import fail
 
 PLAN = "plan.json"  # what is being written; gone when it is complete
 
@@ -156,11 +157,11 @@ def main():
         if say is draw:
             draw("")
     except ValueError as error:
-        exits.fail(f"{args.source}: {error}")
+        fail(f"{args.source}: {error}")
     except (OSError, tf.errors.OpError) as error:
-        exits.fail(f"{args.folder}: {str(error).splitlines()[0]}", 1)
+        fail(f"{args.folder}: {str(error).splitlines()[0]}", 1)
     except KeyboardInterrupt:
-        exits.fail("interrupted; the same command goes on", 130)
+        fail("interrupted; the same command goes on", 130)
     counts = ", ".join(f"{records.count(f)} {s}" for s, f in index.splits.items())
     shape = "x".join(map(str, index.shape))
     print(f"{args.folder}: {counts} images {shape} of {len(index.classes)} classes")

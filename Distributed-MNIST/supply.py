@@ -1,6 +1,6 @@
 """What a task trains on: records that are there, or that are made now.
 
-The script calls it, by `cluster.flags.data`.
+The script calls it, and `cluster.task` to check the data before anything starts.
 """
 
 import fcntl
@@ -10,10 +10,11 @@ import pipeline
 import prepare
 import records
 import sources
+from cluster.task import fail
 
 
 class For:
-    """The data of a task, as `cluster.flags.data` asks a problem for it."""
+    """The data of a task, as `cluster.task` asks a problem for it."""
 
     def __init__(self, args):
         self.args = args
@@ -57,3 +58,14 @@ class For:
             raise ValueError(f"{images} training images for {workers} workers")
         held = splits["validation"] + splits["test"]
         return own + left + held * (args.task_index == 0)
+
+
+def load(args):
+    """Returns the Index of what this task reads, a worker or the evaluator.
+
+    Ends the program with status 2 if that cannot be used.
+    """
+    try:
+        return For(args).load(args.data, len(args.worker_hosts))
+    except ValueError as error:
+        fail(f"--data {args.data}: {error}")

@@ -17,18 +17,9 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import problem
-from cluster import (
-    books,
-    exits,
-    flags,
-    protocol,
-    report,
-    rounds,
-    serve,
-    start,
-    straggler,
-)
+from cluster import flags, heartbeat, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+from cluster.stats import Stats
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -43,20 +34,20 @@ def parse_args(argv=None):
 # --- Graph [algorithm] -------------------------------------------------------
 
 
-def state(args, center, kept):
+def state(args, center, stats):
     """Returns what the rounds share beside the center variable: here nothing."""
 
 
-def graph(args, center, kept, shared, batch, loss, last):
+def graph(args, center, stats, shared, batch, loss, last):
     """Builds one round, from pull to update, that begins after the `last` one.
 
-    `kept` are the books on ps 0, `shared` is what `state` returned, `batch()` a fresh
-    mini-batch, `loss(w, batch)` its scalar loss at w [P].
+    `stats` are the counters on ps 0, `shared` is what `state` returned, `batch()` a
+    fresh mini-batch, `loss(w, batch)` its scalar loss at w [P].
     """
     # w_seen := w   (ps → worker; seen := updates applied to it, stays on ps 0)
     with tf.name_scope("pull"):
         pulled = rounds.pull(center, after=last.update)
-        seen = kept.read_step(after=last.update[:1])
+        seen = stats.read_step(after=last.update[:1])
 
     # g := ∇ loss(w_seen; mini-batch)   (worker)
     with tf.name_scope("gradient"):
@@ -67,18 +58,18 @@ def graph(args, center, kept, shared, batch, loss, last):
     # τ := that number − seen: updates applied between pull and push
     with tf.name_scope("push"):
         pushed = rounds.push(gradient, center)
-        entry = kept.enter(pushed, args.batch_size, pulled, seen)
+        counted = stats.count(pushed, args.batch_size, pulled, seen)
 
     # w ← w − η / (τ + 1) · g   (ps: each for its piece of w)
     with tf.name_scope("update"):
-        with tf.device(kept.device):
-            rate = args.learning_rate / tf.cast(entry.staleness + 1, tf.float32)
+        with tf.device(stats.device):
+            rate = args.learning_rate / tf.cast(counted.staleness + 1, tf.float32)
 
         def rule(w, g):
             return w.assign_sub(rate * g, read_value=False)
 
-        update = rounds.update(center, pushed, entry.applied, rule)
-    return rounds.Round(value, entry, update)
+        update = rounds.update(center, pushed, counted.applied, rule)
+    return rounds.Round(value, counted, update)
 
 
 # --- Worker and ps -----------------------------------------------------------
@@ -87,14 +78,14 @@ def graph(args, center, kept, shared, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    start.begin(args, problem, name=f"{args.job_name}-{me}")
-    data = flags.data(problem, args, workers) if args.job_name == "worker" else None
+    task.begin(args, problem)
+    data = task.data(problem, args)
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return serve.serve(server, args)
+        return heartbeat.serve(server, args)
 
     # Placement: every worker builds the same graph (between-graph replication). The
     # setter puts variables on the ps, in turn, and all the rest on this worker.
@@ -105,47 +96,23 @@ def main():
         center = tf.get_variable(
             "center", initializer=learning.start, partitioner=pieces
         )
-        kept = books.Books(args)
-        shared = state(args, center, kept)
-        loss = straggler.slowed(learning.loss, args)
-        batch = rounds.in_turn(learning.batch)
+        stats = Stats(args)
+        shared = state(args, center, stats)
+        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = rounds.Calls(
-            lambda last: graph(args, center, kept, shared, batch, loss, last)
+            lambda last: graph(args, center, stats, shared, batch, loss, last)
         )
         test = learning.test(center.as_tensor())
 
     # Session: it waits for the tasks that pass its filters, not for other workers.
+    # When a ps was lost TensorFlow asks `training` for a new one.
     config = tf.ConfigProto(device_filters=["/job:ps", device])
-    elements = learning.start.shape.num_elements()
-    run = protocol.Protocol(args, server.target, config, kept, elements)
-    notes = report.Report(args, learning.metric, test)
-    options = dict(
-        master=server.target,
-        is_chief=run.chief,
-        config=config,
-        scaffold=run.scaffold(learning.initializer, learning.feed),
-        hooks=[run.hook()],
-        checkpoint_dir=args.logdir,
-        save_checkpoint_secs=args.save_seconds,
-        save_graph_def=False,  # as text it takes half a second; this file makes it
-        log_step_count_steps=None,
-    )
-    if run.chief:
-        report.print_placement()
-    with run, tf.train.MonitoredTrainingSession(**options) as session:
-
-        def make_rounds(step_context):
-            calls.make(step_context.session, notes)
-
-        # Loop: about a second of rounds in bare calls, then the hooks have a look.
-        while not run.finished(session, notes):
-            session.run_step_fn(make_rounds)
-            notes.draw(session)
-
-        # Result: what the books say and what the center variable is worth.
-        if run.chief:
-            notes.write(session, run.account(session))
+    training = run.Run(args, server.target, config, stats, learning, calls, test)
+    with training, tf.train.MonitoredSession(session_creator=training) as session:
+        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
+        while not training.over:
+            session.run_step_fn(training.step)
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

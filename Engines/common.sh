@@ -93,7 +93,9 @@ check() { # [OPTION ...]: flags and data, once, before anything starts
   done
   config="{\"cluster\": {${ps:+\"ps\": [${ps#, }], }\"worker\": [${workers#, }]},"
   config+=' "task": {"type": "worker", "index": 0}}'
-  TF_CONFIG=$config "$PYTHON" "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"} "$@" --check
+  # What it says, of a download for instance, are words: stdout may be for a file.
+  TF_CONFIG=$config "$PYTHON" "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"} \
+    "$@" --check >&2
 }
 
 ports() { # sets BASE_PORT: the one that was given, or one with TASKS - 1 free ones above
@@ -117,7 +119,7 @@ environment() { # makes .venv of requirements.txt in the engine's folder; sets E
   ! command -v flock >/dev/null || flock 8
   wanted=$("$PYTHON" -V && cat "$HERE/requirements.txt")
   if [ "$(cat "$HERE/.venv/stamp" 2>/dev/null)" != "$wanted" ]; then
-    echo "run.sh: makes an environment with $ENGINE's packages (once)"
+    echo "run.sh: makes an environment with $ENGINE's packages (once)" >&2
     if ! "$PYTHON" -m venv --clear "$HERE/.venv" >&2 ||
       ! "$ENGINE_PYTHON" -m pip install --quiet --no-input --disable-pip-version-check \
         -r "$HERE/requirements.txt" >"$HERE/.venv/setup.log" 2>&1; then
@@ -140,7 +142,7 @@ alone() { # ARGUMENTS: starts this script again in a network with nobody else in
   fi
   [ -z "${WANTS:-}" ] || stop 3 \
     "$ENGINE's rehearsal needs Linux, and root or user namespaces (unshare ${network[*]:1}: refused)"
-  echo "run.sh: no network of its own here: whoever reaches this machine reaches the run"
+  echo "run.sh: no network of its own here: anyone who reaches this machine reaches the run"
 }
 
 launch() { # COMMAND ...: starts it in the background, marked as of this run; see `left`

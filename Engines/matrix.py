@@ -69,8 +69,14 @@ def status_of_git():
     return {line for line in text.splitlines() if not line.endswith(caches)}
 
 
-def wrong(result, example, flags):
+def wrong(path, example, flags):
     """Returns what is wrong with a result.json, "" if nothing."""
+    try:
+        result = json.loads(path.read_text())
+    except FileNotFoundError:
+        return "status 0 and no result.json"
+    except ValueError:
+        return "result.json is not JSON"
     if result["scheme"] != example:
         return f"result.json is of {result['scheme']}"
     if result["global_steps"] != flags["steps"]:
@@ -137,8 +143,7 @@ def cell(engine, example, steps=200, timeout=300, options=(), **env):
                 for name, count in defaults(example).items()
             }
             flags = {"steps": steps, "tasks": tasks}
-            result = json.loads((logdir / "result.json").read_text())
-            found = wrong(result, example, flags)
+            found = wrong(logdir / "result.json", example, flags)
     return {"seconds": round(seconds, 1), "wrong": found, "output": text}
 
 

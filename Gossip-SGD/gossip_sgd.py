@@ -20,19 +20,9 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import problem
-from cluster import (
-    books,
-    company,
-    exits,
-    flags,
-    gathering,
-    gossip,
-    report,
-    rounds,
-    start,
-    straggler,
-)
+from cluster import flags, gossip, neighbours, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+from cluster.stats import Stats
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -48,23 +38,23 @@ def parse_args(argv=None):
 # --- Graph [algorithm] -------------------------------------------------------
 
 
-def state(args, center, kept):
+def state(args, center, stats):
     """Returns what the rounds work on: the replica x_k, on this worker."""
-    return gossip.Replica(args, center, kept)
+    return gossip.Replica(args, center, stats)
 
 
-def graph(args, center, kept, shared, batch, loss, last):
+def graph(args, center, stats, shared, batch, loss, last):
     """Builds one round, from read to update, that begins after the `last` one.
 
-    `kept` are the books on the chief, `shared` is what `state` returned, `batch()` a
-    fresh mini-batch, `loss(x, batch)` its scalar loss at x [P].
+    `stats` are the counters on the chief, `shared` is what `state` returned, `batch()`
+    a fresh mini-batch, `loss(x, batch)` its scalar loss at x [P].
     """
     replica = shared
 
     # x̂ := x_k   (worker k; seen := updates of all so far, stays on the chief)
     with tf.name_scope("read"):
         copy = replica.read(after=last.update)
-        seen = kept.read_step(after=last.local)
+        seen = stats.read_step(after=last.local)
 
     # g := ∇ loss(x̂; mini-batch)   (worker k)
     with tf.name_scope("gradient"):
@@ -79,7 +69,7 @@ def graph(args, center, kept, shared, batch, loss, last):
     # staleness := that number − seen: updates of all since this worker's last one
     with tf.name_scope("number"), tf.control_dependencies(averaged):
         ready, sent = tf.identity(gradient), replica.sent()
-        entry = kept.enter([ready], args.batch_size, (), seen, (sent, sent))
+        counted = stats.count([ready], args.batch_size, (), seen, (sent, sent))
 
     # x_k ← x_k − η g   (worker k: by now j, or others, may have moved x_k)
     with tf.name_scope("update"):
@@ -87,8 +77,8 @@ def graph(args, center, kept, shared, batch, loss, last):
         def rule(x):
             return x.assign_sub(args.learning_rate * gradient, read_value=False)
 
-        update = replica.update(averaged, entry.applied, rule)
-    return rounds.Round(value, entry, update, [entry.packed])
+        update = replica.update(averaged, counted.applied, rule)
+    return rounds.Round(value, counted, update, [counted.packed])
 
 
 # --- Workers -----------------------------------------------------------------
@@ -97,66 +87,36 @@ def graph(args, center, kept, shared, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    start.begin(args, problem, name=f"{args.job_name}-{me}")
-    data = flags.data(problem, args, workers)
+    task.begin(args, problem)
+    data = task.data(problem, args)
 
     # Cluster and server: every worker knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name="worker", task_index=me)
 
-    # Placement: each worker has its replica, the chief their average and the books too.
+    # Placement: each worker has its replica, the chief their average and the stats too.
     chief, device = "/job:worker/task:0", f"/job:worker/task:{me}"
     with tf.device(device):
         learning = problem.build(data, args.batch_size, args.seed, me, workers)
         with tf.device(chief):
             center = tf.get_variable("center", initializer=learning.start)
-        kept = books.Books(args)
-        shared = state(args, center, kept)
-        loss = straggler.slowed(learning.loss, args)
-        batch = rounds.in_turn(learning.batch)
-        calls = company.Calls(
-            lambda last: graph(args, center, kept, shared, batch, loss, last),
-            args,
-            server.target,
-            learning,
-            center,
-            kept,
-            shared,
+        stats = Stats(args)
+        shared = state(args, center, stats)
+        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
+        parts = args, server.target, learning, center, stats, shared
+        calls = neighbours.Calls(
+            lambda last: graph(args, center, stats, shared, batch, loss, last), *parts
         )
         test = learning.test(center.read_value())
 
     # Session: it sees the chief and no other worker; that of the rounds is in `calls`.
     config = tf.ConfigProto(device_filters=[chief, device])
-    elements = learning.start.shape.num_elements()
-    run = gathering.Gathering(args, server.target, config, kept, elements, calls)
-    notes = report.Report(args, learning.metric, test)
-    options = dict(
-        master=server.target,
-        is_chief=run.chief,
-        config=config,
-        scaffold=run.scaffold(tf.no_op(), {}),  # the input is that of `calls`
-        hooks=[run.hook()],
-        checkpoint_dir=args.logdir,
-        save_checkpoint_secs=args.save_seconds,
-        save_graph_def=False,  # as text it takes half a second; this file makes it
-        log_step_count_steps=None,
-    )
-    if run.chief:
-        report.print_placement()
-    with run, tf.train.MonitoredTrainingSession(**options) as session:
-
-        def make_rounds(step_context):
-            calls.make(step_context.session, notes)
-
-        # Loop: about a second of rounds in bare calls, then the hooks have a look.
-        while not run.finished(session, notes):
-            session.run_step_fn(make_rounds)
-            notes.draw(session)
-
-        # Result: what the books say and what the average of the replicas is worth.
-        if run.chief:
-            notes.write(session, run.account(session))
+    training = neighbours.Run(args, server.target, config, stats, learning, calls, test)
+    with training, tf.train.MonitoredSession(session_creator=training) as session:
+        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
+        while not training.over:
+            session.run_step_fn(training.step)
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

@@ -19,15 +19,15 @@ import os
 import numpy as np
 
 import problem
-from cluster import account, checkpoint, exits, flags, report, rows, start
+from cluster import flags, rounds, task, training
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
-CALLS = 100  # updates in a row, before hooks have a look: a checkpoint, Ctrl-C
+CALLS = 100  # updates in a row, before a look at log, curves and checkpoint
 
 # --- Graph -------------------------------------------------------------------
 
 
-def training(args, hvd, layers, loss):
+def updates(args, hvd, layers, loss):
     """Returns the operation that makes an update, and the one before the first update.
 
     `layers` are the variables, and `loss` [] is of this worker's next mini-batch.
@@ -44,23 +44,77 @@ def training(args, hvd, layers, loss):
     return train, hvd.broadcast_global_variables(0)
 
 
+# --- Training ----------------------------------------------------------------
+
+
+class Calls:
+    """Updates in a row; each of them is made by all workers together."""
+
+    def __init__(self, loss, train):
+        self.fetches = loss, train
+
+    def make(self, session, left, report):
+        """Makes updates, and returns how many are left; see rounds.Calls."""
+        first, losses = report.args.steps - left + 1, []
+        for _ in range(min(CALLS, left)):
+            losses.append(session.run(self.fetches)[0])
+        losses = np.array(losses)
+        counts = [[first + i, 0, rounds.APPLIED] for i in range(len(losses))]
+        left = rounds.updates_left(losses, np.array(counts), report.args)
+        report.rounds(losses, np.array(counts))
+        return left
+
+
+class Training(training.Training):
+    """A worker's part. Horovod: one saves and writes, or all would write the same."""
+
+    def __init__(self, broadcast, sent, *everything):
+        """`sent` are the bytes that all workers send for one update."""
+        super().__init__(*everything)
+        self.broadcast, self.sent = broadcast, sent
+
+    def restore(self, session):
+        """Chief: restores the last checkpoint. All begin with what the chief has."""
+        if self.chief:
+            super().restore(session)
+        else:
+            session.run(self.initializer)
+        session.run(self.broadcast)
+        return int(session.run(self.global_step))
+
+    def save_and_write(self, session):
+        """Chief: saves, and writes the result; all have the same weights."""
+        if self.chief:
+            super().save_and_write(session)
+
+    def summary(self, session):
+        """Returns what one process says, with the work of the others."""
+        found, workers = super().summary(session), len(self.args.worker_hosts)
+        steps = found["global_steps"]
+        found["rounds_per_worker"] = dict.fromkeys(range(workers), steps)
+        found["bytes_pushed"] = found["bytes_pulled"] = self.sent * steps
+        for name in ("examples", "examples_per_second"):
+            found[name] *= workers
+        return found
+
+
 # --- Workers -----------------------------------------------------------------
 
 
 def main():
     args = flags.parse(flags.parser("Horovod", __doc__))
     me = args.task_index = int(os.environ.get("HOROVOD_RANK", 0))
-    start.begin(args, problem, name=f"worker-{me}")
+    task.begin(args, problem)
 
     # Horovod: horovodrun has put into the environment who this is and where all are.
     import horovod.tensorflow as hvd
 
     hvd.init()
-    workers, chief = hvd.size(), hvd.rank() == 0
+    workers = hvd.size()
     args.worker_hosts = [f"rank {k}" for k in range(workers)]  # for result.json
 
     # Horovod: worker k of N has every N-th row, from row k on.
-    data = flags.data(problem, args, workers)
+    data = task.data(problem, args)
     learning = problem.build(data, args.batch_size, args.seed, me, workers)
     layers = [
         tf.get_variable(f"layer_{i}", initializer=piece)
@@ -70,50 +124,16 @@ def main():
     ]
     w = tf.concat([tf.reshape(layer, [-1]) for layer in layers], axis=0)
     loss = learning.loss(w, learning.batch())
-    step = tf.train.get_or_create_global_step()
-    train, broadcast = training(args, hvd, layers, loss)
-    notes = report.Report(args, learning.metric, learning.test(w))
+    tf.train.get_or_create_global_step()
+    train, broadcast = updates(args, hvd, layers, loss)
 
-    # Horovod: one worker saves, or all would write the same files.
-    options = dict(
-        scaffold=tf.train.Scaffold(
-            local_init_op=learning.initializer,
-            local_init_feed_dict=learning.feed,
-            saver=checkpoint.saver(),
-        ),
-        checkpoint_dir=args.logdir if chief else None,
-        save_checkpoint_secs=args.save_seconds,
-        save_graph_def=False,
-        log_step_count_steps=None,
-    )
-    with tf.train.MonitoredTrainingSession(**options) as session:
-
-        def make_steps(step_context):
-            first = args.steps - notes.left + 1
-            for made in range(first, min(first + CALLS, args.steps + 1)):
-                value, _ = step_context.session.run([loss, train])
-                notes.rounds(np.array([value]), np.array([[made, 0, rows.APPLIED]]))
-
-        session.run_step_fn(lambda step_context: step_context.session.run(broadcast))
-        begun = notes.look(session.run(step))
-        if begun and chief:
-            print(f"resumes from global step {begun}")
-        while notes.look(session.run(step)) < args.steps:
-            session.run_step_fn(make_steps)
-            notes.draw(session)
-
-        # Horovod: all have the same weights, so that one tests them for all.
-        if chief:
-            batch = args.batch_size * workers
-            kept = account.of_one_process(args.steps, begun, notes.times, batch)
-            sent = 2 * (workers - 1) * 4 * w.shape.num_elements()  # an update, by all
-            kept.update(
-                rounds_per_worker=dict.fromkeys(range(workers), args.steps),
-                bytes_pushed=sent * args.steps,
-                bytes_pulled=sent * args.steps,
-            )
-            notes.write(session, kept)
+    calls, test = Calls(loss, train), learning.test(w)
+    sent = 2 * (workers - 1) * 4 * w.shape.num_elements()
+    around = Training(broadcast, sent, args, learning, calls, test)
+    with around, tf.train.MonitoredSession(session_creator=around) as session:
+        while not around.over:
+            session.run_step_fn(around.step)
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

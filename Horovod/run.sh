@@ -102,7 +102,7 @@ else
       export ALONE=$$ LOGDIR PYTHON
       exec "${network[@]}" bash "$here/run.sh" "$@"
     fi
-    echo "run.sh: no network of its own here: whoever reaches this machine reaches the run"
+    echo "run.sh: no network of its own here: anyone who reaches this machine reaches the run"
   fi
 fi
 

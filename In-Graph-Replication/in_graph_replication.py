@@ -16,20 +16,8 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-import functools
-
 import problem
-from cluster import (
-    books,
-    exits,
-    flags,
-    protocol,
-    report,
-    rounds,
-    serve,
-    start,
-    towers,
-)
+from cluster import flags, heartbeat, rounds, task, towers
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -63,14 +51,14 @@ def groups(args):
     return [[k] for k in everybody] if args.asynchronous else [everybody]
 
 
-def graph(args, center, kept, group, batches, learning, last):
+def graph(args, center, stats, group, batches, learning, last):
     """Builds one round of a group of towers that begins after the `last` one.
 
-    `kept` are the books on ps 0, `batches[k]()` a fresh mini-batch of shard k, on the
-    client, `learning.loss(w, batch)` its scalar loss at w [P].
+    `stats` are the counters on ps 0, `batches[k]()` a fresh mini-batch of shard k, on
+    the client, `learning.loss(w, batch)` its scalar loss at w [P].
     """
     losses, gradients = [], []
-    seen = kept.read_step(after=last.update[:1]) if args.asynchronous else None
+    seen = stats.read_step(after=last.update[:1]) if args.asynchronous else None
     for k in group:
         inputs = batches[k]()
         with tf.device(f"/job:worker/task:{k}"), tf.name_scope(f"tower_{k}"):
@@ -88,7 +76,7 @@ def graph(args, center, kept, group, batches, learning, last):
         for variable, pieces in zip(center, arrived, strict=True):
             with tf.device(variable.device):
                 pushed.append(tf.add_n(pieces) / len(group))
-        entry = kept.of(group).enter(pushed, args.batch_size, pulled, seen)
+        counted = stats.of(group).count(pushed, args.batch_size, pulled, seen)
 
     # w ← w − η g   (ps: each for its piece of w)
     with tf.name_scope("update"):
@@ -96,18 +84,21 @@ def graph(args, center, kept, group, batches, learning, last):
         def rule(w, g):
             return w.assign_sub(args.learning_rate * g, read_value=False)
 
-        update = rounds.update(center, pushed, entry.applied, rule)
-    return rounds.Round(tf.add_n(losses) / len(group), entry, update)
+        update = rounds.update(center, pushed, counted.applied, rule)
+    return rounds.Round(tf.add_n(losses) / len(group), counted, update)
 
 
 def measured(args, center, learning):
-    """Returns what, given the session, returns what result.json says beside the books.
+    """Returns what, given a session, returns what result.json says beside the counters.
 
     That is what the client has to bear for the other workers.
     """
     sent = towers.bytes_of(learning.batch(), args.batch_size)
     each = sent * (len(args.worker_hosts) - 1) / len(groups(args))
-    return lambda session: {"input_bytes_per_step": each, **towers.graph_size()}
+    return lambda session: {
+        "input_bytes_per_step": each,
+        **towers.graph_size(session),
+    }
 
 
 # --- Worker and ps -----------------------------------------------------------
@@ -115,15 +106,14 @@ def measured(args, center, learning):
 
 def main():
     args = parse_args()
-    client = args.job_name == "worker" and args.task_index == 0
-    start.begin(args, problem, name=f"{args.job_name}-{args.task_index}")
-    data = flags.data(problem, args, args.shards) if client else None
+    task.begin(args, problem)
+    data = task.data(problem, args)
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=args.task_index)
-    if not client:
-        return serve.serve(server, args)
+    if data is None:  # a ps, or a worker that is not the client
+        return heartbeat.serve(server, args)
 
     # Placement: the client builds the graph of all. The setter puts variables on the
     # ps, in turn, and all that has no device of its own on the client.
@@ -133,43 +123,29 @@ def main():
             problem.build(data, args.batch_size, args.seed, k, args.shards)
             for k in range(args.shards)
         ]
-        batches = towers.batches(args, shards)
-        center = variables(args, shards[0])
-        kept = books.Books(args)
-        one = functools.partial(graph, args, center, kept)  # round, of a group
-        calls = towers.calls(one, groups(args), batches, shards[0])
-        test = shards[0].test(rounds.pull(center))
-        measure = measured(args, center, shards[0])
+        learning, batches = towers.merged(shards), towers.batches(args, shards)
+        center = variables(args, learning)
+        stats = towers.Stats(args)
+        calls = towers.Calls(
+            lambda group, last: graph(
+                args, center, stats, group, batches, learning, last
+            ),
+            groups(args),
+        )
+        test = learning.test(rounds.pull(center))
+        measure = measured(args, center, learning)
 
     # Session: it waits for all tasks, since its graph is on all of them.
+    # When one was lost TensorFlow asks `training` for a new session.
     config = tf.ConfigProto()
-    elements = sum(piece.shape.num_elements() for piece in center)
-    run = protocol.Protocol(args, server.target, config, kept, elements)
-    notes = report.Report(args, shards[0].metric, test)
-    options = dict(
-        master=server.target,
-        config=config,
-        scaffold=run.scaffold(*towers.inputs(shards)),
-        hooks=[run.hook()],
-        checkpoint_dir=args.logdir,
-        save_checkpoint_secs=args.save_seconds,
-        save_graph_def=False,  # as text it takes half a second; this file makes it
-        log_step_count_steps=None,
+    training = towers.Run(
+        args, server.target, config, stats, learning, calls, test, measure
     )
-    report.print_placement()
-    with run, tf.train.MonitoredTrainingSession(**options) as session:
-
-        def make_rounds(step_context):
-            towers.make(calls, step_context.session, notes)
-
-        # Loop: about a second of rounds in bare calls, then the hooks have a look.
-        while not run.finished(session, notes):
-            session.run_step_fn(make_rounds)
-            notes.draw(session)
-
-        # Result: what the books say and what the center variable is worth.
-        notes.write(session, {**run.account(session), **measure(session)})
+    with training, tf.train.MonitoredSession(session_creator=training) as session:
+        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
+        while not training.over:
+            session.run_step_fn(training.step)
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

@@ -15,18 +15,10 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import problem
-from cluster import (
-    exits,
-    flags,
-    lockstep,
-    members,
-    report,
-    ring,
-    rounds,
-    start,
-    straggler,
-)
+from cluster import flags, lockstep, membership, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+from cluster.lockstep import Stats
+from cluster.ring import Ring
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -34,7 +26,7 @@ from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is firs
 def parse_args(argv=None):
     parser = flags.parser("Local-SGD", __doc__)
     flags.add_cluster_flags(parser, jobs=["worker"])
-    members.add_flag(parser)
+    membership.add_flag(parser)
     add = parser.add_argument
     add("--window", type=flags.positive_int, default=8, help="T, local steps a round")
     add(
@@ -50,21 +42,21 @@ def parse_args(argv=None):
 # --- Graph [algorithm] -------------------------------------------------------
 
 
-def state(args, center, kept):
+def state(args, center, stats):
     """Returns what the rounds share beside the center variable: here nothing."""
 
 
-def graph(args, center, kept, peers, shared, batch, loss, last):
+def graph(args, center, stats, ring, shared, batch, loss, last):
     """Builds one round, from read to update, that begins after the `last` one.
 
-    `kept` are the books on the chief, `peers` is the ring of all workers, `shared` is
+    `stats` are the counters on the chief, `ring` is that of all workers, `shared` is
     what `state` returned, `batch()` a fresh mini-batch, `loss(w, batch)` its scalar
     loss at w [P].
     """
     # w   (on this worker)
     with tf.name_scope("read"), tf.control_dependencies(last.update):
         weights = center.read_value()
-        early = kept.read_step(after=last.update) < args.local_after
+        early = stats.read_step(after=last.update) < args.local_after
         window = tf.where(early, 1, args.window)
 
     # Batch and loss are built in the loop's body: every step has its own mini-batch and
@@ -87,13 +79,13 @@ def graph(args, center, kept, peers, shared, batch, loss, last):
 
     # mean := (1/N) ∑ local_k   (worker → worker → ..., until every one has it)
     with tf.name_scope("all_reduce"):
-        mean = peers.mean(local)
-        entry = kept.enter(mean, window * args.batch_size)
+        mean = ring.mean(local)
+        counted = stats.count(mean, window * args.batch_size)
 
     # w ← mean   (worker: the same on every one)
     with tf.name_scope("update"):
         update = center.assign(mean, read_value=False)
-    return rounds.Round(value, entry, [update, entry.packed])
+    return rounds.Round(value, counted, [update, counted.packed])
 
 
 # --- Workers -----------------------------------------------------------------
@@ -101,60 +93,37 @@ def graph(args, center, kept, peers, shared, batch, loss, last):
 
 def main():
     args = parse_args()
-    start.begin(args, problem, name=f"{args.job_name}-{args.task_index}")
-    members.gather(args)
+    task.begin(args, problem)
+    membership.gather(args)
     me, workers = args.task_index, len(args.worker_hosts)
-    data = flags.data(problem, args, workers)
+    data = task.data(problem, args)
 
     # Cluster and server: every worker knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"worker": args.worker_hosts})
-    config = ring.config(me)
+    config = Ring.config(me)
     server = tf.train.Server(spec, job_name="worker", task_index=me, config=config)
 
     # Placement: every worker has the whole model, and builds the same graph as others.
     with tf.device(f"/job:worker/task:{me}"):
         learning = problem.build(data, args.batch_size, args.seed, me, workers)
         center = tf.get_variable("center", initializer=learning.start)
-        kept, peers = lockstep.Books(args), ring.Ring(args)
-        shared = state(args, center, kept)
-        loss = straggler.slowed(learning.loss, args)
-        batch = rounds.in_turn(learning.batch)
+        stats, ring = Stats(args), Ring(args)
+        shared = state(args, center, stats)
+        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = lockstep.Calls(
-            lambda last: graph(args, center, kept, peers, shared, batch, loss, last),
-            peers,
+            lambda last: graph(args, center, stats, ring, shared, batch, loss, last),
+            ring,
         )
         test = learning.test(center.read_value())
 
-    # Session: each worker has its own; the chief's restores and saves.
-    elements = learning.start.shape.num_elements()
-    run = members.Meeting(args, server.target, config, kept, peers, elements)
-    notes = report.Report(args, learning.metric, test)
-    options = dict(
-        master=server.target,
-        config=config,
-        scaffold=run.scaffold(learning.initializer, learning.feed),
-        hooks=[run.hook()],
-        checkpoint_dir=args.logdir if run.chief else None,
-        save_checkpoint_secs=args.save_seconds,
-        save_graph_def=False,  # as text it takes half a second; this file makes it
-        log_step_count_steps=None,
-    )
-    if run.chief:
-        report.print_placement()
-    with run, tf.train.MonitoredTrainingSession(**options) as session:
-
-        def make_rounds(step_context):
-            calls.make(step_context.session, notes)
-
-        # Loop: about a second of rounds in bare calls, then the hooks have a look.
-        while not run.finished(session, notes):
-            session.run_step_fn(make_rounds)
-            notes.draw(session)
-
-        # Result: what the books say and what the center variable is worth.
-        if run.chief:
-            notes.write(session, run.account(session))
+    # Session: each worker has its own; it sees this worker and the chief.
+    parts = server.target, config, stats, ring, learning, calls, test
+    training = membership.Run(args, *parts)
+    with training, tf.train.MonitoredSession(session_creator=training) as session:
+        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
+        while not training.over:
+            session.run_step_fn(training.step)
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

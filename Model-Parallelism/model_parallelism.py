@@ -2,7 +2,7 @@
 
     worker s  holds w_s, the weights of its layers, and computes nothing but them
     worker 0  is the client, too: it builds the graph of all, feeds it and runs it
-    ps        numbers the updates and keeps the books; no weight is there
+    ps        numbers and counts the updates; no weight is there
 
         h_0 := a micro-batch,  h_s+1 := f_s(w_s, h_s)       (worker s, to s + 1)
         δ_s := ∂ loss / ∂ h_s from δ_s+1                    (worker s, to s − 1)
@@ -16,22 +16,8 @@ Run: bash run.sh
 
 # --- Imports [algorithm] -----------------------------------------------------
 
-import functools
-
 import problem
-from cluster import (
-    books,
-    exits,
-    flags,
-    protocol,
-    report,
-    rounds,
-    serve,
-    stages,
-    start,
-    timeline,
-    towers,
-)
+from cluster import flags, heartbeat, rounds, stages, task, timeline, towers
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -56,7 +42,7 @@ def variables(args, learning):
 
 
 def groups(args):
-    """Returns what makes an update together: all stages, in the books of the client."""
+    """Returns what makes an update together: all stages, counted for the client."""
     return [[0]]
 
 
@@ -93,18 +79,18 @@ def pipeline(args, center, learning, batch, after=()):
     return sent[-1], stages.mean(gradients)
 
 
-def graph(args, center, kept, group, batches, learning, last):
+def graph(args, center, stats, group, batches, learning, last):
     """Builds one round of the whole pipeline that begins after the `last` one.
 
-    `kept` are the books on ps 0, `batches[0]()` a fresh mini-batch, on the client.
+    `stats` are the counters on ps 0, `batches[0]()` a fresh mini-batch, on the client.
     """
     losses, gradients = pipeline(args, center, learning, batches[0](), last.update)
 
     # all stages are through   (workers → ps 0, which gives the update its number)
     with tf.name_scope("push"):
-        over = stages.meet(kept.device, gradients)
+        over = stages.meet(stats.device, gradients)
         sent = stages.sent(args, learning.layers)
-        entry = kept.enter([over], args.batch_size, over, sent=sent)
+        counted = stats.count([over], args.batch_size, over, sent=sent)
 
     # w_s ← w_s − η g_s   (worker s)
     with tf.name_scope("update"):
@@ -112,14 +98,18 @@ def graph(args, center, kept, group, batches, learning, last):
         def rule(w, g):
             return w.assign_sub(args.learning_rate * g, read_value=False)
 
-        update = rounds.update(center, gradients, entry.applied, rule)
-    return rounds.Round(tf.add_n(losses) / args.micro_batches, entry, update)
+        update = rounds.update(center, gradients, counted.applied, rule)
+    return rounds.Round(tf.add_n(losses) / args.micro_batches, counted, update)
 
 
 def measured(args, center, learning):
     """Returns what measures, in a session, what the stages do when; see stages."""
     work = pipeline(args, center, learning, learning.batch())
-    return lambda session: stages.told(args, timeline.trace(session, work), learning)
+
+    def measure(session):
+        return stages.told(args, session, timeline.trace(session, work), learning)
+
+    return measure
 
 
 # --- Worker and ps -----------------------------------------------------------
@@ -127,15 +117,14 @@ def measured(args, center, learning):
 
 def main():
     args = parse_args()
-    client = args.job_name == "worker" and args.task_index == 0
-    start.begin(args, problem, name=f"{args.job_name}-{args.task_index}")
-    data = flags.data(problem, args, args.shards) if client else None
+    task.begin(args, problem)
+    data = task.data(problem, args)
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=args.task_index)
-    if not client:
-        return serve.serve(server, args)
+    if data is None:  # a ps, or a worker that is not the client
+        return heartbeat.serve(server, args)
 
     # Placement: the client builds the graph of all. The setter puts variables on the
     # ps, in turn, and all that has no device of its own on the client.
@@ -145,43 +134,29 @@ def main():
             problem.build(data, args.batch_size, args.seed, k, args.shards)
             for k in range(args.shards)
         ]
-        batches = towers.batches(args, shards)
-        center = variables(args, shards[0])
-        kept = books.Books(args)
-        one = functools.partial(graph, args, center, kept)  # round, of a group
-        calls = towers.calls(one, groups(args), batches, shards[0])
-        test = shards[0].test(rounds.pull(center))
-        measure = measured(args, center, shards[0])
+        learning, batches = towers.merged(shards), towers.batches(args, shards)
+        center = variables(args, learning)
+        stats = towers.Stats(args)
+        calls = towers.Calls(
+            lambda group, last: graph(
+                args, center, stats, group, batches, learning, last
+            ),
+            groups(args),
+        )
+        test = learning.test(rounds.pull(center))
+        measure = measured(args, center, learning)
 
     # Session: it waits for all tasks, since its graph is on all of them.
+    # When one was lost TensorFlow asks `training` for a new session.
     config = tf.ConfigProto()
-    elements = sum(piece.shape.num_elements() for piece in center)
-    run = protocol.Protocol(args, server.target, config, kept, elements)
-    notes = report.Report(args, shards[0].metric, test)
-    options = dict(
-        master=server.target,
-        config=config,
-        scaffold=run.scaffold(*towers.inputs(shards)),
-        hooks=[run.hook()],
-        checkpoint_dir=args.logdir,
-        save_checkpoint_secs=args.save_seconds,
-        save_graph_def=False,  # as text it takes half a second; this file makes it
-        log_step_count_steps=None,
+    training = towers.Run(
+        args, server.target, config, stats, learning, calls, test, measure
     )
-    report.print_placement()
-    with run, tf.train.MonitoredTrainingSession(**options) as session:
-
-        def make_rounds(step_context):
-            towers.make(calls, step_context.session, notes)
-
-        # Loop: about a second of rounds in bare calls, then the hooks have a look.
-        while not run.finished(session, notes):
-            session.run_step_fn(make_rounds)
-            notes.draw(session)
-
-        # Result: what the books say and what the center variable is worth.
-        notes.write(session, {**run.account(session), **measure(session)})
+    with training, tf.train.MonitoredSession(session_creator=training) as session:
+        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
+        while not training.over:
+            session.run_step_fn(training.step)
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

@@ -9,7 +9,7 @@ Run: python mirrored.py --devices 2
 """
 
 import problem
-from cluster import exits, flags, start
+from cluster import flags, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 
@@ -61,8 +61,9 @@ def main():
     add = parser.add_argument
     add("--devices", type=flags.positive_int, default=2, help="N, copies")
     args = flags.parse(parser)
-    start.begin(args, problem, name="mirrored")
-    data, names = flags.data(problem, args, args.devices), devices(args.devices)
+    args.worker_hosts *= args.devices  # the data has a shard for each
+    task.begin(args, problem)
+    data, names = task.data(problem, args), devices(args.devices)
     strategy = tf.distribute.MirroredStrategy(
         names, tf.distribute.ReductionToOneDevice()
     )
@@ -92,4 +93,4 @@ def main():
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

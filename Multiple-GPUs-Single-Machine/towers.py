@@ -9,7 +9,7 @@ Run: python towers.py --devices 2
 """
 
 import problem
-from cluster import exits, flags, start
+from cluster import flags, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 
@@ -53,8 +53,9 @@ def main():
     add = parser.add_argument
     add("--devices", type=flags.positive_int, default=2, help="N, towers")
     args = flags.parse(parser)
-    start.begin(args, problem, name="towers")
-    data, names = flags.data(problem, args, args.devices), devices(args.devices)
+    args.worker_hosts *= args.devices  # the data has a shard for each
+    task.begin(args, problem)
+    data, names = task.data(problem, args), devices(args.devices)
     with tf.device("cpu:0"):
         shards = [
             problem.build(data, args.batch_size, args.seed, k, len(names))
@@ -83,4 +84,4 @@ def main():
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

@@ -12,8 +12,9 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import problem
-from cluster import account, books, checkpoint, exits, flags, report, rounds, start
+from cluster import flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+from cluster.training import Training
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -42,8 +43,8 @@ def graph(args, center, global_step, batch, loss, last):
     with tf.name_scope("update"):
         update = center.assign_sub(args.learning_rate * gradient, read_value=False)
         with tf.control_dependencies([update]):
-            number = tf.identity(global_step.assign_add(1))
-    return rounds.Round(value, books.entry_of_one_process(number), [number])
+            step = tf.identity(global_step.assign_add(1))
+    return rounds.Round(value, rounds.counted_alone(step), [step])
 
 
 # --- Training ----------------------------------------------------------------
@@ -51,8 +52,8 @@ def graph(args, center, global_step, batch, loss, last):
 
 def main():
     args = parse_args()
-    start.begin(args, problem)
-    data = flags.data(problem, args)
+    task.begin(args, problem)
+    data = task.data(problem, args)
 
     learning = problem.build(data, args.batch_size, args.seed)
     center = tf.get_variable("center", initializer=learning.start)
@@ -63,37 +64,13 @@ def main():
     )
     test = learning.test(center.read_value())
 
-    scaffold = tf.train.Scaffold(
-        local_init_op=tf.group(tf.local_variables_initializer(), learning.initializer),
-        local_init_feed_dict=learning.feed,
-        saver=checkpoint.saver(),
-    )
-    notes = report.Report(args, learning.metric, test)
-    options = dict(
-        scaffold=scaffold,
-        checkpoint_dir=args.logdir,
-        save_checkpoint_secs=args.save_seconds,
-        save_graph_def=False,  # as text it takes half a second; this file makes it
-        log_step_count_steps=None,
-    )
-    report.print_placement()
-    with tf.train.MonitoredTrainingSession(**options) as session:
-
-        def make_rounds(step_context):
-            calls.make(step_context.session, notes)
-
-        begun = notes.look(session.run(global_step))
-        if begun:
-            print(f"resumes from global step {begun}")
-        while notes.look(session.run(global_step)) < args.steps:
-            session.run_step_fn(make_rounds)
-            notes.draw(session)
-
-        step = int(session.run(global_step))
-        notes.write(
-            session, account.of_one_process(step, begun, notes.times, args.batch_size)
-        )
+    # Session: TensorFlow asks `training` for it, which restores or initialises.
+    training = Training(args, learning, calls, test)
+    with training, tf.train.MonitoredSession(session_creator=training) as session:
+        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
+        while not training.over:
+            session.run_step_fn(training.step)
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

@@ -17,20 +17,9 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import problem
-from cluster import (
-    books,
-    exits,
-    flags,
-    memory,
-    protocol,
-    report,
-    rounds,
-    serve,
-    start,
-    straggler,
-    tables,
-)
+from cluster import flags, heartbeat, memory, rounds, tables, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+from cluster.stats import Stats
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -57,10 +46,10 @@ def parse_args(argv=None):
 # --- Graph [algorithm] -------------------------------------------------------
 
 
-def graph(args, table, kept, batch, loss, last):
+def graph(args, table, stats, batch, loss, last):
     """Builds one round, from pull to update, that begins after the `last` one.
 
-    `kept` are the books on ps 0, `table` has w in slices, `batch()` is a fresh
+    `stats` are the counters on ps 0, `table` has w in slices, `batch()` is a fresh
     mini-batch, `loss(rows [B, 2, d], batch)` its mean loss.
     """
     # w_seen[rows] := w[rows]   (worker → ps: numbers of rows; ps → worker: these rows)
@@ -69,7 +58,7 @@ def graph(args, table, kept, batch, loss, last):
         named, where = tf.unique(tf.reshape(inputs[0], [-1]))
         asked = table.ask(named)
         pulled = table.pull(asked, after=last.update)
-        seen = kept.read_step(after=last.update[:1])
+        seen = stats.read_step(after=last.update[:1])
 
     # g := ∇ ∑ loss(w_seen[rows]; rating)   (worker)
     with tf.name_scope("gradient"):
@@ -82,7 +71,7 @@ def graph(args, table, kept, batch, loss, last):
     with tf.name_scope("push"):
         pushed = table.push(gradient, asked)
         sent = table.sent(named)
-        entry = kept.enter(pushed, args.batch_size, pulled, seen, sent)
+        counted = stats.count(pushed, args.batch_size, pulled, seen, sent)
 
     # w[rows] ← w[rows] − η g   (ps: each for the rows of its slice)
     with tf.name_scope("update"):
@@ -94,8 +83,8 @@ def graph(args, table, kept, batch, loss, last):
                 updates=args.learning_rate * g.values,
             )
 
-        update = rounds.update(table.slices, pushed, entry.applied, rule)
-    return rounds.Round(value, entry, update)
+        update = rounds.update(table.slices, pushed, counted.applied, rule)
+    return rounds.Round(value, counted, update)
 
 
 # --- Worker and ps -----------------------------------------------------------
@@ -105,17 +94,14 @@ def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
     ratings = problem.Ratings(args, lambda rows: memory.fit(args, rows))
-    start.begin(args, ratings, name=f"{args.job_name}-{me}")
-    try:
-        data = ratings.load(args.data, workers) if args.job_name == "worker" else None
-    except ValueError as error:
-        exits.fail(f"--ratings {args.data}: {error}")
+    task.begin(args, ratings)
+    data = task.data(ratings, args)
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        serve.serve(server, args)
+        heartbeat.serve(server, args)
         return memory.say()
 
     # Placement: every worker builds the same graph (between-graph replication). The
@@ -124,48 +110,23 @@ def main():
     with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
         learning = problem.build(data, args.batch_size, args.seed, args.l2, me, workers)
         table = tables.Table(args, learning.rows)  # one slice on each ps
-        kept = books.Books(args)
-        loss = straggler.slowed(learning.loss, args)
-        batch = rounds.in_turn(learning.batch)
-        calls = rounds.Calls(lambda last: graph(args, table, kept, batch, loss, last))
+        stats = Stats(args)
+        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
+        calls = rounds.Calls(lambda last: graph(args, table, stats, batch, loss, last))
         test = learning.test(table.lookup)
 
-        # Session: it waits for the tasks that pass its filters, not for other workers.
-        config = tf.ConfigProto(device_filters=["/job:ps", device])
-        elements = learning.rows * args.rank
-        run = protocol.Protocol(
-            args, server.target, config, kept, elements, table.saver
-        )
-    notes = report.Report(args, learning.metric, test)
-    options = dict(
-        master=server.target,
-        is_chief=run.chief,
-        config=config,
-        scaffold=run.scaffold(learning.initializer, learning.feed),
-        hooks=[run.hook()],
-        checkpoint_dir=args.logdir,
-        save_checkpoint_secs=args.save_seconds,
-        save_graph_def=False,  # as text it takes half a second; this file makes it
-        log_step_count_steps=None,
+    # Session: it waits for the tasks that pass its filters, not for other workers.
+    # When a ps was lost TensorFlow asks `training` for a new one.
+    config = tf.ConfigProto(device_filters=["/job:ps", device])
+    training = tables.Run(
+        args, server.target, config, stats, table, learning, calls, test
     )
-    if run.chief:
-        report.print_placement()
-    with run, tf.train.MonitoredTrainingSession(**options) as session:
-
-        def make_rounds(step_context):
-            calls.make(step_context.session, notes)
-
-        # Loop: about a second of rounds in bare calls, then the hooks have a look.
-        while not run.finished(session, notes):
-            session.run_step_fn(make_rounds)
-            notes.draw(session)
-
-        # Result: what the books say and what the table is worth.
-        memory.say()
-        if run.chief:
-            account = run.account(session)
-            notes.write(session, {**account, **table.traffic(account)})
+    with training, tf.train.MonitoredSession(session_creator=training) as session:
+        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
+        while not training.over:
+            session.run_step_fn(training.step)
+    memory.say()
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

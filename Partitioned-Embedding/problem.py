@@ -53,6 +53,8 @@ class Ratings:
     with a probability that falls as (j + 1) ** -skew.
     """
 
+    FLAG = "--ratings"  # what names them, for a sentence
+
     def __init__(self, args, fits=lambda rows: None):
         """`args` are the flags; `fits(rows)` raises ValueError for too large a table.
 

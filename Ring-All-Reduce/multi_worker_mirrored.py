@@ -16,7 +16,7 @@ import os
 import time
 
 import problem
-from cluster import exits, flags, start
+from cluster import flags, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 CALL = 10  # steps of one call, as rounds.Calls has
@@ -27,9 +27,11 @@ def parse_args(argv=None):
     parser = flags.parser("multi_worker_mirrored", __doc__)
     flags.add_cluster_flags(parser, jobs=["worker"])
     args = flags.parse(parser, argv)
-    task = {"type": "worker", "index": args.task_index}
-    cluster = {"worker": args.worker_hosts}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+    config = {
+        "cluster": {"worker": args.worker_hosts},
+        "task": {"type": "worker", "index": args.task_index},
+    }
+    os.environ["TF_CONFIG"] = json.dumps(config)
     return args
 
 
@@ -82,8 +84,8 @@ def training(args, mirrored, center, shapes, dataset):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    start.begin(args, problem, name=f"multi_worker_mirrored-{me}")
-    data = flags.data(problem, args, workers)
+    task.begin(args, problem)
+    data = task.data(problem, args)
     tf.enable_eager_execution()
     mirrored = strategy()
     shapes = problem.shapes_of(data)
@@ -110,4 +112,4 @@ def main():
 
 
 if __name__ == "__main__":
-    exits.run(main)
+    task.run(main)

@@ -109,7 +109,7 @@ def serve(args):
 
 def graphs(tf, script, args, spec, elements):
     """Returns {part: what to run}, the rounds of a call, and what has to run before."""
-    books, rounds = script.books, script.rounds
+    rounds = script.rounds
     device = "/job:worker/task:0"
     setter = tf.train.replica_device_setter(cluster=spec, worker_device=device)
     with tf.device(setter):
@@ -119,12 +119,12 @@ def graphs(tf, script, args, spec, elements):
             initializer=tf.ones([elements]),
             partitioner=tf.fixed_size_partitioner(count),
         )
-        kept = books.Books(args)
+        stats = script.Stats(args)
         calls = rounds.Calls(
             lambda last: script.graph(
                 args,
                 center,
-                kept,
+                stats,
                 None,
                 lambda: (),
                 lambda w, _: tf.nn.l2_loss(w),
@@ -152,7 +152,7 @@ def graphs(tf, script, args, spec, elements):
         for piece in center:
             with tf.device(piece.device):
                 there.append(tf.Variable(tf.ones(piece.shape), name="there", **own))
-        with tf.device(kept.device):
+        with tf.device(stats.device):
             applied = tf.constant(True)
         parts["update"] = rounds.update(
             center,
@@ -160,13 +160,13 @@ def graphs(tf, script, args, spec, elements):
             applied,
             lambda w, g: w.assign_sub(1e-9 * g, read_value=False),
         )
-        run = kept.incarnation
+        incarnation = stats.incarnation
         first = [
             [tf.global_variables_initializer()],
             [tf.variables_initializer(tf.get_collection("own"))],
-            [run.close()],
-            [run.open("", kept.prepare())],
-            run.join("benchmark"),
+            [incarnation.close()],
+            [incarnation.open("", stats.prepare())],
+            incarnation.join("benchmark"),
         ]
     return parts, many, first
 

@@ -106,19 +106,22 @@ SUM = ("rounds.push(total / args.window, center)", "rounds.push(total, center)")
 
 # Each round of a worker with its staleness, loss and time, in LOGDIR; and, in place of
 # --slow_workers, which is constant, gradients that stall now and then.
-BEGIN = "        loss = straggler.slowed(learning.loss, args)\n"
-NOTED = """
-        noted, path = report.Report.rounds, f"{args.logdir}/rounds-{me}.txt"
+BATCH = "rounds.in_turn(learning.batch)"
+BEGIN = f"        loss, batch = rounds.slowed(learning.loss, args), {BATCH}\n"
+RECORDED = """
+        from cluster import report
 
-        def rounds_and_notes(notes, losses, entries):
+        usual, path = report.Report.rounds, f"{args.logdir}/rounds-{me}.txt"
+
+        def record(told, losses, counts):
             with open(path, "a") as file:
-                for loss_, (step, staleness, what) in zip(losses, entries):
-                    if what == 1:
+                for loss_, (step, staleness, became) in zip(losses, counts):
+                    if became == 1:
                         now = __import__("time").time()
                         print(now, step, staleness, loss_, file=file)
-            return noted(notes, losses, entries)
+            usual(told, losses, counts)
 
-        report.Report.rounds = rounds_and_notes
+        report.Report.rounds = record
 """
 STALLING = f"""
         def stall(_):
@@ -128,6 +131,8 @@ STALLING = f"""
         def loss(w, c):
             with tf.control_dependencies([tf.py_func(stall, [w[0]], [])]):
                 return learning.loss(tf.identity(w), c)
+
+        batch = {BATCH}
 """
 
 
@@ -233,8 +238,8 @@ def bound_runs(scale):
     """Returns the runs of part bound."""
     slow = f"{FAST},{FAST},{FAST},{SLOW}"
     kinds = [
-        ("each stalls now and then", [], (BEGIN, STALLING + NOTED)),
-        ("one is always slow", ["--slow_workers", slow], (BEGIN, BEGIN + NOTED)),
+        ("each stalls now and then", [], (BEGIN, STALLING + RECORDED)),
+        ("one is always slow", ["--slow_workers", slow], (BEGIN, BEGIN + RECORDED)),
     ]
     found = []
     for label, more, change in kinds:
@@ -272,7 +277,7 @@ PLANS = {
 
 
 def rounds_of(logdir):
-    """Returns what NOTED has left: how often each staleness was, and time to a loss.
+    """Returns what RECORDED has left: how often each staleness was, and time to a loss.
 
     The time is from the first update to the first one at which the mean loss of the
     last OVER updates is at most REACHED, None if there is none.

@@ -32,7 +32,7 @@ PARTS = ("rates", "collisions", "pipeline")
 P, F, B = 4810, 64, 32  # parameters, numbers of an image, mini-batch
 INPUT = B * (4 * F + 4)  # bytes of a mini-batch: images and labels
 SPLIT = 2 * 4 * 128 * 256 + 4 * 128  # activations, gradients, labels: B = 128, a = 256
-# Folder, flags, ps, workers, and the bytes of a step by its formula (None: its books').
+# Folder, flags, ps, workers, and the bytes of a step by its formula (None: as counted).
 RATES = {
     "one process": ("Non-Distributed-Setup", [], None, None, 0),
     "HogWild": ("HogWild", [], 1, 2, 2 * 4 * P),

@@ -200,14 +200,14 @@ def straggler(found, path, percent, title):
     colors = [BLUE if wait else ORANGE for wait in waits]
     seconds = [result["seconds"] for result in done.values()]
     bars = axes.barh(range(len(done)), seconds, color=colors, height=0.7)
-    notes = [
+    texts = [
         f"{r['seconds']:.1f} s   accuracy {percent(r)}"
         + (f", {r['gradients_dropped']} dropped" if r["gradients_dropped"] else "")
         for r in done.values()
     ]
-    axes.bar_label(bars, notes, padding=4, fontsize=9)
+    axes.bar_label(bars, texts, padding=4, fontsize=9)
     axes.set_yticks(range(len(done)), [label.replace(", ", ",\n") for label in done])
-    axes.set_xlim(0, 1.5 * max(seconds, default=1))  # room for the notes
+    axes.set_xlim(0, 1.5 * max(seconds, default=1))  # room for the texts
     axes.invert_yaxis()
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in (BLUE, ORANGE)]
     words = ["synchronous: an update waits", "asynchronous: nobody waits"]

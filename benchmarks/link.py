@@ -10,8 +10,8 @@ same with one round to a call, and at the commit --before.
     Synchronous-SGD   2 workers, both behind the link: an update is a round of each
 
 A round is timed from the second line that the chief prints to its last, so that what
-comes between the calls is in it: hooks, lines, evaluation. `the calls alone` has only
-the calls. The round trip is measured in the same minute, as the time in which a
+comes between the calls is in it: lines, evaluation, checkpoints. `the calls alone` has
+only the calls. The round trip is measured in the same minute, as the time in which a
 connection is refused. Needs Linux and root.
 
     sudo .venv/bin/python benchmarks/link.py --before 1f494bb

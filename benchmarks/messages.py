@@ -10,7 +10,7 @@ one ps and one worker:
     RunGraph   one to each ps starts a `session.run`; CleanupGraph ends it
 
 A call is a `session.run` that makes rounds, a look is one that makes none and reads the
-global step, for the hooks. The calls of most rounds are shown.
+global step. The calls of most rounds are shown.
 
     python benchmarks/messages.py
     python benchmarks/messages.py --before 1f494bb

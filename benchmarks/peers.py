@@ -100,7 +100,7 @@ SCALED = {
 }
 
 # Worker k has the k-th part of the rows, sorted by label.
-LOAD = "    data = flags.data(problem, args, workers)\n"
+LOAD = "    data = task.data(problem, args)\n"
 BY_LABEL = (
     LOAD,
     LOAD + "    order = data.y_train.argsort(kind='stable')\n"

@@ -22,14 +22,16 @@ SCHEMES = {"HogWild": [], "DOWNPOUR": ["--window", 5], "AEASGD": ["--window", 4]
 
 @contextlib.contextmanager
 def killable(folder):
-    """Gives a copy of an example whose run.sh is Fault-Tolerance's: it obeys KILL."""
+    """Gives a copy of an example with Fault-Tolerance's launcher: it obeys KILL."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
         copy = pathlib.Path(parent, folder)
         ignored = shutil.ignore_patterns("logdir", "__py*")
         shutil.copytree(runs.REPO / folder, copy, ignore=ignored)
-        launcher = (runs.REPO / "Fault-Tolerance" / "run.sh").read_text()
+        source = runs.REPO / "Fault-Tolerance"
+        shutil.copy(source / "launcher.py", copy)
         own, other = map(runs.registry.script_of, (folder, "Fault-Tolerance"))
-        (copy / "run.sh").write_text(launcher.replace(other, own, 1))
+        text = (source / "run.sh").read_text()
+        (copy / "run.sh").write_text(text.replace(other, own, 1))
         yield copy
 
 

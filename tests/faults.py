@@ -8,7 +8,7 @@
 
 A cell is a scheme, a task, a fault, a moment, and whether a task may be started again:
 by run.sh, or by hand, each task then on a host of its own. It holds if the run ends in
-time, with the right status and one reason, with books that are exact, an accuracy as
+time, with the right status and one reason, with counters that are exact, an accuracy as
 undisturbed, no process left, and no line printed again and again. What became of each
 is kept in benchmarks/results/faults.json, of which the table faults.md is made; so the
 matrix can be run in parts.
@@ -132,11 +132,10 @@ def run(cell: Cell, where: pathlib.Path) -> dict:
         found = on_a_full_disk(copy, logdir, flags)
     else:
         found = under_run_sh(cell, copy, logdir, flags)
-    there = (logdir / "result.json").exists()
     return dict(
         cell=cell,
         seconds=time.monotonic() - began,
-        result=launch.result(logdir) if there else None,
+        result=launch.result_if_there(logdir),
         **found,
     )
 
@@ -380,10 +379,8 @@ def of_hands(found: dict) -> list[str]:
 
 def of_result(result: dict | None) -> list[str]:
     """Returns what is wrong with the result of a run that ended well."""
-    if result is None:
-        return ["no result.json"]
-    wrong = launch.wrong_books(result)
-    if result["test_accuracy"] < 0.85:
+    wrong = launch.wrong_stats(result)
+    if result and result["test_accuracy"] < 0.85:
         wrong.append(f"accuracy {result['test_accuracy']:.3f}")
     return wrong
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import harness
 import launch
 import numpy as np
-from harness import STREAMS, Push, account, books, rounds, tf
+from harness import STREAMS, Push, rounds, stats, tf
 
 gossip = importlib.import_module("cluster.gossip")
 
@@ -58,28 +58,29 @@ class Gossiper:
             )
             with tf.device("/job:worker/task:0"):
                 center = tf.get_variable("center", initializer=start)
-            self.kept = kept = books.Books(args)
-            self.replica = replica = run.module.state(args, center, kept)
+            self.stats = stats.Stats(args)
+            self.replica = replica = run.module.state(args, center, self.stats)
             batch = rounds.in_turn(batch)
             # What a test may say: what was read when, and the neighbour.
-            sources = [(replica, "read"), (kept, "read_step"), (replica, "choose")]
+            count = self.stats, "read_step"
+            sources = [(replica, "read"), count, (replica, "choose")]
             with contextlib.ExitStack() as stack:
                 held = sources if run.rounds == 1 else []
                 found = [stack.enter_context(harness.noted(*one)) for one in held]
                 self.calls = rounds.Calls(
                     lambda last: run.module.graph(
-                        args, center, kept, replica, batch, loss, last
+                        args, center, self.stats, replica, batch, loss, last
                     ),
                     sorted({1, run.rounds}),
                 )
-            notes = [tensors[0] if tensors else [] for tensors in found]
-            self.pulls, self.choice = sum(notes[:2], []), sum(notes[2:], [])
+            of_each = [tensors[0] if tensors else [] for tensors in found]
+            self.pulls, self.choice = sum(of_each[:2], []), sum(of_each[2:], [])
             with harness.noted(replica, "choose") as found:
                 self.exchange = replica.average(replica.read())
                 self.partner = found[0] if found else []
             self.draw = replica.choose()
-            incarnation = kept.incarnation
-            self.open = incarnation.open("", kept.prepare())
+            incarnation = self.stats.incarnation
+            self.open = incarnation.open("", self.stats.prepare())
             self.join = incarnation.join(f"test {index}")
             self.begin = [incarnation.close(), tf.global_variables_initializer()]
             local = [tf.local_variables_initializer(), initializer]
@@ -110,8 +111,8 @@ class Gossiper:
         held, self.held = self.held, {}
         name = gossip.name_of(self.index if neighbour is None else neighbour)
         held.update(dict.fromkeys(self.choice, name))
-        losses, entries, _ = self.session.run(self.calls.fetches[1], held)
-        return Push(*entries[0].tolist(), float(losses[0]), self.run.now())
+        losses, counts, _ = self.session.run(self.calls.fetches[1], held)
+        return Push(*counts[0].tolist(), float(losses[0]), self.run.now())
 
     def average(self, neighbour: int) -> None:
         """Makes an exchange, and nothing else."""
@@ -120,9 +121,9 @@ class Gossiper:
 
     def call(self, count: int) -> list[Push]:
         """Makes the rounds of one call; no push knows the replicas."""
-        losses, entries, _ = self.session.run(self.calls.fetches[count])
-        made = zip(entries.tolist(), losses.tolist(), strict=True)
-        return [Push(*entry, loss, None) for entry, loss in made]
+        losses, counts, _ = self.session.run(self.calls.fetches[count])
+        made = zip(counts.tolist(), losses.tolist(), strict=True)
+        return [Push(*counted, loss, None) for counted, loss in made]
 
 
 class Gossip:
@@ -170,6 +171,6 @@ class Gossip:
         """Returns all replicas, [N, P]."""
         return np.array([w.session.run(w.replica.x) for w in self.workers])
 
-    def account(self) -> dict:
-        """Returns the books as they go into result.json."""
-        return account.account(*self.chief.session.run(self.chief.kept.all))
+    def summary(self) -> dict:
+        """Returns the counters as they go into result.json."""
+        return self.chief.stats.summary(self.chief.session)

@@ -1,9 +1,9 @@
 """A cluster in this process, and the functions of the scripts themselves on it.
 
 One graph and one session per worker, built by a script's own `state` and `graph` under
-the device setter of its `main`, and started as `protocol` does. The learning problem is
-one where every number can be followed by hand: loss := ½ |w − c|², so that the gradient
-is w − c; the mini-batch c comes from a stream per worker.
+the device setter of its `main`, and started as `cluster/run.py` does. The learning
+problem is one where every number can be followed by hand: loss := ½ |w − c|², so that
+the gradient is w − c; the mini-batch c comes from a stream per worker.
 
 What happens is written as text: "pull A, pull B, push A" holds what A and B pulled, and
 makes A's round with it. A push without a pull before it is a whole round. A run of one
@@ -25,9 +25,9 @@ import numpy as np
 
 # With it come the modules of cluster/ and problem.py, the same in every folder.
 tf = launch.load("Distributed-Setup").tf
-account, books, checkpoint, exits, rounds, rows = (
+rounds, runs, stats, task = (
     importlib.import_module(f"cluster.{name}")
-    for name in ("account", "books", "checkpoint", "exits", "rounds", "rows")
+    for name in ("rounds", "run", "stats", "task")
 )
 
 WORKERS = 4  # tasks of a cluster; a run may use fewer
@@ -60,9 +60,9 @@ _clusters: dict[int, tuple] = {}
 _peers: dict[tuple, tuple] = {}
 _runs = itertools.count()
 
-# What became of a push: global step after it, staleness, one of books' four constants,
-# the training loss, and the center variable afterwards.
-Push = collections.namedtuple("Push", "step staleness what loss center")
+# What became of a push: global step after it, staleness, one of the four constants of
+# `rounds`, the training loss, and the center variable afterwards.
+Push = collections.namedtuple("Push", "step staleness became loss center")
 
 
 def servers(num_ps: int) -> tuple:
@@ -129,7 +129,7 @@ def in_turn(pushes: int, workers: str = "AB") -> str:
 def noted(owner: object, name: str) -> Iterator[list]:
     """Yields a list that meanwhile gets what `owner.name(..)` returns.
 
-    An entry a call: a list of tensors, also of a function that returns a single one.
+    An item for each call: a list of tensors, also where the function returns one.
     """
     original, returned = getattr(owner, name), []
 
@@ -168,16 +168,16 @@ class Worker:
             args, batch = run.args(index), rounds.in_turn(batch)
             pieces = tf.fixed_size_partitioner(run.num_ps)
             center = tf.get_variable("center", initializer=start, partitioner=pieces)
-            self.kept = kept = books.Books(args)
-            shared = run.module.state(args, center, kept)
+            self.stats = stats.Stats(args)
+            shared = run.module.state(args, center, self.stats)
             # What a round's pull is: the pieces, and what they are counted by.
-            count = (kept, "read_step") if run.asynchronous else (shared, "wait")
+            count = (self.stats, "read_step") if run.asynchronous else (shared, "wait")
             sources = [(rounds, "read"), count] if run.rounds == 1 else []
             with contextlib.ExitStack() as stack:
                 found = [stack.enter_context(noted(*source)) for source in sources]
                 self.calls = rounds.Calls(
                     lambda last: run.graph(
-                        args, center, kept, shared, batch, loss, last
+                        args, center, self.stats, shared, batch, loss, last
                     ),
                     sorted({1, run.rounds}),
                 )
@@ -193,13 +193,12 @@ class Worker:
                 for name, v in self.variables.items()
                 if name.endswith("/Adagrad") and name not in self.local
             }
-            run_ = kept.incarnation
-            self.join, self.beat = run_.join(f"test {index}"), run_.beat()
-            self.also, self.judges = run_.on_beat, run_.judges
+            state = self.stats.incarnation
+            self.join, self.heartbeat = state.join(f"test {index}"), state.beat()
             if index == 0:  # what only the chief does
-                self.close, self.wake = run_.close(), run_.on_open
-                self.open = run_.open("", kept.prepare())
-                self.saver = checkpoint.saver(self.close)
+                self.close, self.on_open = state.close(), state.on_open
+                self.open = state.open("", self.stats.prepare())
+                self.saver = tf.train.Saver()
                 initial = tf.group(tf.global_variables_initializer(), self.close)
             local = tf.group(tf.local_variables_initializer(), initializer)
         config = tf.ConfigProto(
@@ -210,6 +209,12 @@ class Worker:
             rewriter = config.graph_options.rewrite_options
             rewriter.dependency_optimization = rewriter.OFF  # see `noted`
         self.session = tf.Session(targets[index], graph=self.graph, config=config)
+        # What is checked with a heartbeat has a graph of its own, as in `rendezvous`.
+        beside = tf.Graph()
+        with beside.as_default(), beside.container(run.name):
+            own = stats.Stats(args)
+            self.checks = [check(own) for check in state.checks]
+        self.beside = tf.Session(targets[index], graph=beside, config=config)
         if index == 0:
             self.session.run(initial)
         self.session.run(local, feed)
@@ -226,25 +231,23 @@ class Worker:
         """Makes one round, at the pull if there was one."""
         held, self.held = self.held, {}
         fetch = self.calls.fetches[1]
-        losses, entries, _ = (
-            self.session.run(fetch, held) if held else self.call_of[1]()
-        )
-        return Push(*entries[0].tolist(), float(losses[0]), self.now())
+        losses, counts, _ = self.session.run(fetch, held) if held else self.call_of[1]()
+        return Push(*counts[0].tolist(), float(losses[0]), self.now())
 
     def call(self, count: int | None = None) -> list[Push]:
         """Makes the rounds of one call; no push knows the center variable."""
-        losses, entries, _ = self.call_of[count or self.run.rounds]()
-        made = zip(entries.tolist(), losses.tolist(), strict=True)
-        return [Push(*entry, loss, None) for entry, loss in made]
+        losses, counts, _ = self.call_of[count or self.run.rounds]()
+        made = zip(counts.tolist(), losses.tolist(), strict=True)
+        return [Push(*counted, loss, None) for counted, loss in made]
 
     def to_the_end(self, counts: Sequence[int] | None = None) -> list[Push]:
         """Makes calls, of so many rounds in turn, until nothing is applied any more."""
         made = []
         for count in itertools.cycle(counts or [self.run.rounds]):
             made += self.call(count)
-            if made[-1].what not in (rows.APPLIED, rows.LATE):
+            if made[-1].became not in (rounds.APPLIED, rounds.LATE):
                 return made
-            assert len(made) < 100 * self.kept.steps, "it does not end"
+            assert len(made) < 100 * self.stats.steps, "it does not end"
         raise AssertionError("no counts")
 
     def waits(self, seconds: float = 0.3) -> bool:
@@ -257,7 +260,12 @@ class Worker:
         self.held = dict(zip(self.pulls, pulled, strict=True))
         return False
 
-    def of_run(self, name: str) -> tf.Variable:
+    def make_checks(self) -> None:
+        """Does what is done with a heartbeat, beside the heartbeat itself."""
+        for operation, _, _ in self.checks:
+            self.beside.run(operation)
+
+    def temporary(self, name: str) -> tf.Variable:
         """Returns a variable of the incarnation, by its name."""
         with self.graph.as_default():
             found = {v.op.name: v for v in tf.get_collection("incarnation")}
@@ -268,10 +276,10 @@ class Worker:
         ago = np.zeros(len(self.run.workers))
         ago[self.index] = seconds
         with self.graph.as_default():
-            changes = [self.of_run("beats_0").assign_sub(ago).op]
+            changes = [self.temporary("heartbeats").assign_sub(ago).op]
             # The number of the incarnation is its time, in microseconds.
             for name in ("incarnation", "joined"):
-                variable = self.of_run(name)
+                variable = self.temporary(name)
                 much = np.full(variable.shape, int(1e6 * seconds))
                 changes.append(variable.assign_sub(much).op)
         self.session.run(changes)
@@ -282,7 +290,7 @@ class Worker:
 
     def step(self) -> int:
         """Returns the global step."""
-        return int(self.session.run(self.kept.step))
+        return int(self.session.run(self.stats.step))
 
     def own(self, name: str) -> np.ndarray:
         """Returns a local variable."""
@@ -353,8 +361,9 @@ class Run:
         self.workers = [Worker(self, k) for k in range(len(streams))]
         self.chief = self.workers[0]
         if restore:
-            self.chief.saver.restore(self.chief.session, restore)
-        self.open()
+            self.restore(restore)
+        else:
+            self.open()
         for k in range(len(streams)) if joins is None else joins:
             self.join(k)
 
@@ -364,11 +373,12 @@ class Run:
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.session.close()
+            worker.beside.close()
 
     def open(self) -> None:
         """The chief begins an incarnation; nobody has joined it yet."""
         self.chief.session.run(self.chief.open)
-        self.chief.session.run(self.chief.wake)
+        self.chief.session.run(self.chief.on_open)
 
     def join(self, k: int) -> None:
         """Worker k joins the incarnation."""
@@ -377,6 +387,28 @@ class Run:
     def close(self) -> None:
         """The chief ends the incarnation."""
         self.chief.session.run(self.chief.close)
+
+    def restore(self, path: str, meanwhile: Callable = lambda: None) -> None:
+        """The chief restores a checkpoint and begins an incarnation, as after a loss.
+
+        `meanwhile()` is called when the checkpoint is restored, before the beginning.
+        """
+        chief = self.chief
+
+        def restore(session):
+            chief.saver.restore(session, path)
+            meanwhile()
+            return 0
+
+        training = types.SimpleNamespace(
+            chief=True,
+            is_alive=lambda session: False,
+            close_state=chief.close,
+            restore=restore,
+            open_state=chief.open,
+            on_open=chief.on_open,
+        )
+        runs.Run.prepare(training, chief.session)
 
     def args(self, index: int) -> types.SimpleNamespace:
         """Returns the checked flags, as the script reads them."""
@@ -419,11 +451,11 @@ class Run:
         """Returns what `work(worker)` returns of each worker, all at the same time."""
         return at_once(self.workers, work)
 
-    def account(self) -> dict:
-        """Returns the books as they go into result.json."""
-        return account.account(*self.chief.session.run(self.chief.kept.all))
+    def summary(self) -> dict:
+        """Returns the counters as they go into result.json."""
+        return self.chief.stats.summary(self.chief.session)
 
-    def table(self) -> dict[str, list[int]]:
-        """Returns the books' columns, an entry a worker."""
-        table = self.chief.session.run(self.chief.kept.all)[0]
-        return {name: table[:, i].tolist() for i, name in enumerate(rows.COLUMNS)}
+    def counters(self) -> dict[str, list[int]]:
+        """Returns the columns of the counters, an element for each worker."""
+        table = self.chief.session.run(self.chief.stats.all[0])
+        return {name: table[:, i].tolist() for i, name in enumerate(stats.COUNTERS)}

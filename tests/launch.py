@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import random
 import re
 import shlex
 import shutil
@@ -45,6 +46,9 @@ LINE = re.compile(
     r"|test \w+ [\d.]+ after \d+ global steps in [\d.]+ s "
     r"\(\d+ steps/s, \d+ examples/s\)))"
 )
+
+
+LAUNCHERS = ("run.sh", "cluster/launch.py", "/launcher.py")
 
 
 def thorough(usual: int, thorough: int) -> int:
@@ -110,7 +114,9 @@ def free_ports(count: int) -> int:
 
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     first = 10000 + 500 * (number % 10)
-    for base in range(first, first + 500 - count, count):
+    bases = list(range(first, first + 500 - count, count))
+    random.shuffle(bases)  # two suites on one machine
+    for base in bases:
         try:
             return ports.free_ports(count, base)[0]
         except ValueError:  # one of them is taken
@@ -220,10 +226,9 @@ class Launch:
         found = []
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
-            if (
-                any(str(self.folder) in word for word in words[1:])
-                and words[0] != "bash"
-            ):
+            launcher = any(word.endswith(LAUNCHERS) for word in words)
+            ours = any(str(self.folder) in word for word in words[1:])
+            if ours and not launcher and words[0] != "bash":
                 found.append(process)
         return found
 
@@ -256,11 +261,24 @@ def run_task(folder: pathlib.Path, *arguments: str, **env: str) -> Launch:
     return Launch([sys.executable, script, *arguments], folder, **env)
 
 
-def wrong_books(result: dict) -> list[str]:
-    """Returns what is wrong with the books of a run that ended well."""
+def result_if_there(logdir: pathlib.Path) -> dict | None:
+    """Returns result.json, None if there is none."""
+    return result(logdir) if (logdir / "result.json").exists() else None
+
+
+def wrong_stats(result: dict | None) -> list[str]:
+    """Returns what is wrong with the counters of a run that ended with status 0.
+
+    Without a result of all updates that status is wrong, whatever else is right.
+    """
+    if result is None:
+        return ["status 0 without result.json"]
     flags, steps = result["flags"], result["global_steps"]
     rounds = sum(result["rounds_per_worker"].values())
     each = flags.get("replicas_to_aggregate", 1)
+    family = registry.of(result["scheme"]).family
+    if family == "peers" or flags.get("asynchronous") is False:
+        each = result["workers"]  # every worker makes every round
     wrong = []
     if steps != flags["steps"]:
         wrong.append(f"{steps} steps, not {flags['steps']}")

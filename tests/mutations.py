@@ -2,7 +2,8 @@
 
     python tests/mutations.py HogWild AEASGD      each line of `state` and `graph`
     python tests/mutations.py cluster             some lines of the shared modules
-    python tests/mutations.py                     everything; takes an hour or two
+    python tests/mutations.py around              some lines of those around the rounds
+    python tests/mutations.py                     everything; takes some hours
 
 Not a part of the tests: one runs it after a change of the rules or of the harness. A
 change that is not noticed is printed with its line. It either does not matter, or a
@@ -18,6 +19,7 @@ import importlib
 import inspect
 import io
 import pathlib
+import shutil
 import sys
 import types
 from collections.abc import Iterator
@@ -32,10 +34,16 @@ FILES = (
     "test_conformance.py",
     "test_sync.py",
     "test_rounds.py",
-    "test_bounded.py",
+    "test_clocks.py",
     "test_compression.py",
 )
-SLOW = ("any_run", "books_of_any", "placement", "real_processes", "way_of_one_process")
+SLOW = (
+    "any_run",
+    "counters_of_any",
+    "placement",
+    "real_processes",
+    "way_of_one_process",
+)
 OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 # What a change would only rename or reword.
 HARMLESS = ("name_scope", "print")
@@ -44,68 +52,76 @@ HARMLESS = ("name_scope", "print")
 NOTHING = "tf.control_dependencies([])"
 BY_HAND = [
     # The number waits for what was pulled and pushed, and is taken under the lock.
-    ("books", "[pushed[0], seen]", "[pushed[0]]"),
-    ("books", "tf.control_dependencies([lock])", NOTHING),
-    ("books", "tf.control_dependencies([self.unlocked])", NOTHING),
-    ("books", "number < self.steps", "number <= self.steps"),
-    ("books", "tf.logical_and(joined, number < self.steps)", "number < self.steps"),
-    ("books", "else number - seen", "else number - seen + 1"),
-    ("books", "tf.stack([number + 1, staleness,", "tf.stack([number, staleness,"),
-    ("books", "self.row(pulled=1) * down", "self.row(pulled=1) * 0"),
-    ("books", "examples=examples", "examples=1"),
-    ("books", "done += self.write(row, applied, applied, staleness)", "pass"),
+    ("stats", "[pushed[0], seen]", "[pushed[0]]"),
+    ("stats", "= stats, [lock], []", "= stats, [], []"),
+    ("stats", "tf.control_dependencies([self.unlocked])", NOTHING),
+    ("stats", "number < self.steps", "number <= self.steps"),
+    ("stats", "tf.logical_and(joined, number < self.steps)", "number < self.steps"),
+    ("stats", "else number - seen", "else number - seen + 1"),
+    ("stats", "tf.stack([number + 1, staleness,", "tf.stack([number, staleness,"),
+    ("stats", "self.row(pulled=1) * down", "self.row(pulled=1) * 0"),
+    ("stats", "examples=examples", "examples=1"),
+    ("stats", "held.add(row, applied, applied, staleness)", "pass"),
     (
-        "books",
-        "done += self.write(row, applied, applied, staleness)",
-        "done += self.write(row, joined, applied, staleness)",
+        "stats",
+        "held.add(row, applied, applied, staleness)",
+        "held.add(row, joined, applied, staleness)",
     ),
-    ("books", "row * tf.cast(mark, tf.int64)", "row"),
-    ("books", "ResourceScatterMax", "ResourceScatterUpdate"),
-    ("books", "tf.reduce_sum(table[:, 0])", "self.step.read_value()"),
-    ("books", "tf.maximum(self.workers - ", "tf.maximum(0 * "),
-    ("books", "tf.concat([times, most[:, 2:]], 1)", "most"),
-    # Who takes part.
+    ("stats", "row * tf.cast(counts, tf.int64)", "row"),
+    ("stats", "ResourceScatterMax", "ResourceScatterUpdate"),
+    ("stats", "tf.reduce_sum(counters[:, 0])", "self.step.read_value()"),
+    ("stats", "tf.maximum(self.workers - ", "tf.maximum(0 * "),
+    ("stats", "tf.concat([times, largest[:, 2:]], 1)", "largest"),
+    # Who takes part, and who is silent.
     ("incarnation", " & (number > 0)", ""),
     ("incarnation", "tf.equal(tf.gather(self.joined, self.me), number) & ", ""),
     ("incarnation", "*self.on_join]", "]"),
-    # The barrier: who counts for which step, how many, and what is forgotten.
-    ("barrier", "tf.equal(t, step) & place", "place"),
-    ("barrier", " & tf.equal(taken[kept.me], 0)", ""),
-    ("barrier", "tf.reduce_sum(taken) < self.size", "tf.constant(True)"),
-    ("barrier", "tf.equal(others, self.size - 1)", "tf.equal(others, self.size - 2)"),
-    ("barrier", "tf.equal(others, self.size - 1)", "tf.equal(others, self.size)"),
-    ("barrier", "self.taken.assign(zeros, read_value=False),", ""),
-    ("barrier", "tf.reduce_max(", "tf.reduce_min("),
-    ("barrier", "count = tf.maximum(self.mine.size(), 1)", "count = 1"),
-    ("barrier", "step < self.kept.steps", "step <= self.kept.steps"),
-    ("barrier", "run.on_open += [", "run.on_open += [][:0] and ["),
     (
-        "barrier",
-        "applied & (tf.gather_nd(self.taken, [kept.me, ROUNDS]) > 0)",
+        "incarnation",
+        "tf.maximum(self.heartbeats.read_value(), opened)",
+        "self.heartbeats.read_value()",
+    ),
+    (
+        "incarnation",
+        "tf.where(tf.equal(number, 0), tf.zeros_like(silence), silence)",
+        "silence",
+    ),
+    # The barrier: who counts for which step, how many, and what is forgotten.
+    ("sync", "tf.equal(t, step) & place", "place"),
+    ("sync", " & tf.equal(taken[stats.me], 0)", ""),
+    ("sync", "tf.reduce_sum(taken) < self.size", "tf.constant(True)"),
+    ("sync", "tf.equal(others, self.size - 1)", "tf.equal(others, self.size - 2)"),
+    ("sync", "tf.equal(others, self.size - 1)", "tf.equal(others, self.size)"),
+    ("sync", "self.taken.assign(tf.zeros_like(taken), read_value=False),", ""),
+    ("sync", "tf.reduce_max(", "tf.reduce_min("),
+    ("sync", "count = tf.maximum(self.mine.size(), 1)", "count = 1"),
+    ("sync", "step < self.stats.steps", "step <= self.stats.steps"),
+    ("sync", "state.on_open += [", "state.on_open += [][:0] and ["),
+    (
+        "sync",
+        "applied & (held.read(self.taken)[stats.me, ROUNDS] > 0)",
         "applied",
     ),
-    ("barrier", "stuck = tf.reduce_any(dead & half)", "stuck = tf.constant(False)"),
+    ("sync", "stuck = tf.reduce_any(dead & half)", "stuck = tf.constant(False)"),
+    ("sync", "tf.not_equal(arrived, ARRIVED)", "tf.not_equal(arrived, AWAY)"),
+    ("sync", " + tf.cast(last, tf.int64)", ""),
+    ("sync", "tf.logical_and(held.joined, step < stats.steps)", "step < stats.steps"),
+    ("sync", "stats.row(dropped=1, **made)", "stats.row(**made)"),
+    ("sync", "updates=taken + made", "updates=made"),
+    ("sync", "updates=taken + made", "updates=taken"),
+    ("sync", "state.checks.append(", "(lambda _: 0)("),
+    ("sync", "stats.locked(added)", "stats.locked([])"),
+    ("sync", "stats.locked(update)", "stats.locked([])"),
+    ("sync", "state.heartbeats.read_value() > 0", "state.heartbeats.read_value() >= 0"),
     (
-        "barrier",
-        "self.arrived.read_value(), ARRIVED)",
-        "self.arrived.read_value(), AWAY)",
+        "sync",
+        "waits = stats.step.read_value() < stats.steps",
+        "waits = tf.constant(True)",
     ),
-    ("barrier", " + tf.cast(last, tf.int64)", ""),
-    ("barrier", "tf.logical_and(joined, step < kept.steps)", "step < kept.steps"),
-    ("barrier", "kept.row(dropped=1, **made)", "kept.row(**made)"),
-    ("barrier", "updates=taken + made", "updates=made"),
-    ("barrier", "updates=taken + made", "updates=taken"),
-    ("barrier", "run.judges.append(", "(lambda _: 0)("),
-    ("barrier", "kept.locked(added)", "kept.locked([])"),
-    ("barrier", "kept.locked(update)", "kept.locked([])"),
-    ("quorum", "tf.maximum(heard, opened)", "heard"),
-    ("quorum", "came = heard > 0", "came = heard >= 0"),
-    ("quorum", "(number > 0) & ", ""),
-    ("quorum", " & (kept.step.read_value() < kept.steps)", ""),
-    ("quorum", "len(silence) - self.size", "0"),
-    ("quorum", "STARTING * self.patience", "self.patience"),
-    ("quorum", "            self.said = False\n", ""),
-    ("quorum", "        self.said = True\n", ""),
+    ("sync", "len(silence) - self.size", "0"),
+    ("sync", "STARTING * self.patience", "self.patience"),
+    ("sync", "            self.said = False\n", ""),
+    ("sync", "        self.said = True\n", ""),
     # The clocks: how far ahead, who counts, and who is woken.
     (
         "clocks",
@@ -114,13 +130,17 @@ BY_HAND = [
     ),
     ("clocks", "<= self.bound) | over", "<= self.bound + 1) | over"),
     ("clocks", "<= self.bound) | over", "<= self.bound)"),
-    ("clocks", "run.on_beat.append(", "(lambda _: 0)("),
-    ("clocks", "run.on_open += [", "run.on_open += [][:0] and ["),
-    ("clocks", "wake = waiting & self._may(clocks)", "wake = waiting & False"),
-    ("clocks", "self.kept.locked(update)", "self.kept.locked([])"),
-    ("clocks", "self.me & joined & applied", "self.me & joined"),
-    ("clocks", "self.me & joined & applied", "self.me & applied"),
-    ("clocks", "tf.where_v2(away, AWAY, self._now(back))", "self._now(back)"),
+    ("clocks", "incarnation.checks.append(", "incarnation.checks.count("),
+    ("clocks", "incarnation.on_open += [", "incarnation.on_open += [][:0] and ["),
+    ("clocks", "wake = waiting & self._may(held, clocks)", "wake = waiting & False"),
+    ("clocks", "self.stats.locked(update)", "self.stats.locked([])"),
+    ("clocks", "self.me & held.joined & applied", "self.me & held.joined"),
+    ("clocks", "self.me & held.joined & applied", "self.me & applied"),
+    (
+        "clocks",
+        "tf.where_v2(away, AWAY, self._now(held, back))",
+        "self._now(held, back)",
+    ),
     (
         "clocks",
         "tf.equal(clocks, AWAY) & back, slowest",
@@ -136,11 +156,147 @@ BY_HAND = [
     ("rounds", "last = [*built[-1].update, *built[-1].local]", "last = []"),
 ]
 # Of a shared module, the scheme whose tests are asked first.
-FIRST = {
-    "barrier": "Synchronous-SGD",
-    "quorum": "Synchronous-SGD",
-    "clocks": "Stale-Synchronous-Parallel",
-}
+FIRST = {"sync": "Synchronous-SGD", "clocks": "Stale-Synchronous-Parallel"}
+
+# Modules around the rounds: the same, and the tests that are asked, a file and what
+# their names have. Those that start processes start them with the changed module.
+RUN, FAULTS = "test_run.py", "test_faults.py"
+CHECKPOINT = RUN, "checkpoint_that_cannot_be_used"
+KILLED = RUN, "killed_resumed and HogWild"
+SHELLS = RUN, "three_shells"
+DIVERGES = FAULTS, "chief_that_diverges"
+MEMBERS = "test_membership.py", "not run_sh and not come_and_go and not told_to_end"
+BUSY = "test_peers.py", "dies_while_the_chief_is_busy"
+AROUND = [
+    # One process's training: what it takes up, saves, and takes for its end.
+    ("report", "if became in (APPLIED, LATE):", "if True:", "test_report.py", "round"),
+    (
+        "rounds",
+        "if NOT_JOINED in became:",
+        "if False:",
+        "test_report.py",
+        "not_joined",
+    ),
+    ("training", "(tf.errors.OpError, ValueError) as", "KeyError as", *CHECKPOINT),
+    ("training", "self.saved[1] + self.args.save_seconds", "1e30", *KILLED),
+    ("training", "self.saver.restore(session, path)", "session", *KILLED),
+    # A run: what is lost and found, why it failed, and who is told of its end.
+    (
+        "run",
+        "        session.run(self.close_state)\n",
+        "",
+        "test_rounds.py",
+        "restore_ends_the_incarnation",
+    ),
+    (
+        "run",
+        "if step_context.session is self.session:",
+        "if True:",
+        FAULTS,
+        "ps_that_is_lost_after_the_last",
+    ),
+    (
+        "run",
+        "if self.is_alive(session):",
+        "if False:",
+        FAULTS,
+        "goes_on_with_the_model",
+    ),
+    ("run", "self.rendezvous.fail(str(error))", "pass", *DIVERGES),
+    ("run", "if self.chief and (failed or self.over):", "if False:", *SHELLS),
+    ("rendezvous", "if different:", "if False:", FAULTS, "task_of_another_run"),
+    (
+        "rendezvous",
+        "[check(stats) for check in checks]",
+        "[]",
+        FAULTS,
+        "worker_that_a_step_needs",
+    ),
+    (
+        "rendezvous",
+        "if min(silence[worker], waited) > GONE:",
+        "if False:",
+        RUN,
+        "by_hand_a_killed_worker and HogWild",
+    ),
+    (
+        "heartbeat",
+        "        if reason:\n",
+        "        if False:\n",
+        "test_sync.py",
+        "run_has_failed",
+    ),
+    (
+        "heartbeat",
+        "if session is None and all_answer:",
+        "if session is None:",
+        FAULTS,
+        "silent_while_a_session_begins",
+    ),
+    (
+        "heartbeat",
+        "elif (quiet := now - self.heard[job, index]) >",
+        "elif (quiet := 0 * now) >",
+        FAULTS,
+        "test_a_ps_that_is_silent and Synchronous-SGD",
+    ),
+    ("heartbeat", "while not session.run(told):", "while True:", *SHELLS),
+    # Peers: who is lost, what all begin with, and who takes part.
+    (
+        "peers",
+        "if gone != 0 and ports.answers(hosts[0]):",
+        "if gone != 0:",
+        "test_peers.py",
+        "chief_that_has_left",
+    ),
+    ("peers", "(owners == REPLACED.encode())", '(owners == b"")', *BUSY),
+    ("peers", ", *late]:", "]:", *BUSY),
+    (
+        "peers",
+        "        session.run(self.broadcast)\n",
+        "",
+        "test_peers.py",
+        "ring_that_breaks and Ring-All-Reduce",
+    ),
+    ("membership", "if 0 < worker < count:", "if worker < count:", *MEMBERS),
+    ("membership", "there == count or (late and there", "late and (there", *MEMBERS),
+    ("membership", "(late and there >= least)", "there >= least", *MEMBERS),
+    ("membership", "if _has_left(line)]", "if False]", *MEMBERS),
+    (
+        "membership",
+        'socket.AF_INET6 if "[" in host else socket.AF_INET',
+        "socket.AF_INET",
+        *MEMBERS,
+    ),
+    (
+        "membership",
+        "            with contextlib.suppress(tf.errors.OpError):\n",
+        "            with contextlib.nullcontext():\n",
+        *MEMBERS,
+    ),
+    # The launcher: its limits, and its tasks when it is gone.
+    (
+        "launch",
+        "        if not over:\n",
+        "        if False:\n",
+        RUN,
+        "signals_and_the_time_limit and HogWild",
+    ),
+    (
+        "launch",
+        "if status <= 2 or task.restarts >= self.max_restarts:",
+        "if status <= 2:",
+        RUN,
+        "worker_that_dies_ends_the_run",
+    ),
+    (
+        "launch",
+        "LAUNCHER: str(os.getpid())",
+        'LAUNCHER: "0"',
+        FAULTS,
+        "tasks_end_when_run_sh_is_killed",
+    ),
+]
 
 
 # --- Changes of a scheme ------------------------------------------------------
@@ -217,15 +373,29 @@ def edits(node: ast.AST, names: list[str]) -> list[tuple[str, object]]:
 # --- The tests of a scheme, in this process -----------------------------------
 
 
-class Chosen:
-    """A plugin of pytest's: the tests that concern a folder, fast ones or the rest."""
+class First:
+    """A plugin of pytest's: counts the tests, and says which one fails first."""
+
+    count, first = 0, ""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.count = len(session.items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.first:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = crash.message.splitlines()[0] if crash else ""
+            self.first = f"{report.nodeid.rpartition('::')[2]}: {why[:60]}"
+
+
+class Chosen(First):
+    """The same for the tests that concern a folder, fast ones or the rest."""
 
     def __init__(self, folder: str | None, slow: bool) -> None:
-        self.folder, self.slow, self.count, self.first = folder, slow, 0, ""
+        self.folder, self.slow = folder, slow
 
     def pytest_collection_modifyitems(self, items: list) -> None:
         items[:] = [item for item in items if self.wants(item)]
-        self.count = len(items)
 
     def wants(self, item: pytest.Item) -> bool:
         if "real_processes" in item.name:
@@ -242,26 +412,25 @@ class Chosen:
             return True
         return f'"{self.folder}"' in inspect.getsource(item.function)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and not self.first:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            why = crash.message.splitlines()[0] if crash else ""
-            self.first = f"{report.nodeid.rpartition('::')[2]}: {why[:60]}"
-
 
 def noticed(folder: str | None) -> str:
     """Returns the first test that fails, or nothing."""
     for slow in (False, True):
-        chosen, out = Chosen(folder, slow), io.StringIO()
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--timeout=60", "--no-header"]
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            files = [str(HERE / file) for file in FILES]
-            status = pytest.main([*options, *files], plugins=[chosen])
-        if chosen.first:
-            return chosen.first
-        if status not in (0, 5) or not (chosen.count or slow):
-            return out.getvalue()[-500:]
+        chosen = Chosen(folder, slow)
+        files = [str(HERE / file) for file in FILES]
+        said = asked(chosen, files, seconds=60)
+        if said or not (chosen.count or slow):
+            return said or "no tests"
     return ""
+
+
+def asked(plugin: First, options: list[str], seconds: int) -> str:
+    """Returns the first of some tests that fails, or nothing."""
+    out = io.StringIO()
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", *options]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = pytest.main([f"--timeout={seconds}", *options], plugins=[plugin])
+    return plugin.first or (out.getvalue()[-500:] if status not in (0, 5) else "")
 
 
 def scheme(folder: str) -> list[str]:
@@ -305,26 +474,32 @@ def taken_over(
     return found
 
 
+@contextlib.contextmanager
+def changed(name: str, old: str, new: str) -> Iterator[str]:
+    """Has a module of cluster/ changed in this process; yields its changed text."""
+    module = importlib.import_module(f"cluster.{name}")
+    source = pathlib.Path(module.__file__).read_text()
+    assert source.count(old) == 1, f"cluster/{name}.py has not one {old!r}"
+    text, before = source.replace(old, new), dict(vars(module))
+    exec(compile(text, module.__file__, "exec"), module.__dict__)
+    instead = taken_over(module, before)
+    try:
+        yield text
+    finally:
+        vars(module).clear()
+        vars(module).update(before)
+        for other, own, value in instead:
+            setattr(other, own, value)
+
+
 def shared() -> list[str]:
     """Tries every change of BY_HAND; returns the ones that nobody notices."""
     left = []
     for name, old, new in BY_HAND:
-        module = importlib.import_module(f"cluster.{name}")
-        source = pathlib.Path(module.__file__).read_text()
-        assert source.count(old) >= 1, f"cluster/{name}.py has no {old!r}"
-        changed = source.replace(old, new, 1)
-        before = dict(vars(module))
-        exec(compile(changed, module.__file__, "exec"), module.__dict__)
-        instead = taken_over(module, before)
-        try:
+        with changed(name, old, new):
             # A scheme that has it notices sooner than all tests one after the other.
             first = FIRST.get(name, "HogWild")
             by = noticed(first) or noticed("Synchronous-SGD") or noticed(None)
-        finally:
-            vars(module).clear()
-            vars(module).update(before)
-            for other, own, value in instead:
-                setattr(other, own, value)
         print(f"{name}  {old!r} -> {new!r}  {by or 'NOT NOTICED'}", flush=True)
         if not by:
             left.append(f"{name}  {old!r} -> {new!r}")
@@ -332,11 +507,49 @@ def shared() -> list[str]:
     return left
 
 
+@contextlib.contextmanager
+def in_copies(name: str, text: str) -> Iterator[None]:
+    """Has a changed module of cluster/ in every copy that a test makes of a folder."""
+    copytree = shutil.copytree
+
+    def changing(source, target, *rest, **more):
+        made = copytree(source, target, *rest, **more)
+        path = pathlib.Path(target, "cluster", f"{name}.py")
+        if path.exists():
+            path.write_text(text)
+        return made
+
+    shutil.copytree = changing
+    try:
+        yield
+    finally:
+        shutil.copytree = copytree
+
+
+def around() -> list[str]:
+    """Tries every change of AROUND; returns the ones that their tests do not notice."""
+    left, good = [], set()
+    for name, old, new, file, words in AROUND:
+        options = [str(HERE / file), "-k", words]
+        if (file, words) not in good:
+            plugin = First()
+            fails = asked(plugin, options, seconds=300)
+            assert plugin.count and not fails, f"{words} as it is: {fails or 'no test'}"
+            good.add((file, words))
+        with changed(name, old, new) as text, in_copies(name, text):
+            by = asked(First(), options, seconds=300)
+        print(f"{name}  {old!r} -> {new!r}  {by or 'NOT NOTICED'}", flush=True)
+        if not by:
+            left.append(f"{name}  {old!r} -> {new!r}")
+    print(f"around: {len(AROUND)} changes, {len(left)} not noticed", flush=True)
+    return left
+
+
 def main() -> None:
     harness.LIMIT = 15
-    left = []
-    for name in sys.argv[1:] or [*harness.SCHEMES, "cluster"]:
-        left += shared() if name == "cluster" else scheme(name)
+    left, of = [], {"cluster": shared, "around": around}
+    for name in sys.argv[1:] or [*harness.SCHEMES, *of]:
+        left += of[name]() if name in of else scheme(name)
     print("\nnot noticed:" if left else "\nall noticed", *left, sep="\n")
 
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 import harness
 import launch
 import numpy as np
-from harness import STREAMS, Push, account, rounds, rows, tf
+from harness import STREAMS, Push, rounds, tf
 
-alike, lockstep, ring = (
-    importlib.import_module(f"cluster.{name}") for name in ("alike", "lockstep", "ring")
+lockstep, ring = (
+    importlib.import_module(f"cluster.{name}") for name in ("lockstep", "ring")
 )
 
 SCHEMES = {  # folder: the flags of the hand-computed traces
@@ -39,7 +39,7 @@ class Peer:
 
     def __init__(self, run: Peers, index: int) -> None:
         self.run, self.index = run, index
-        hosts, targets = harness.peers(len(run.streams), ring.config)
+        hosts, targets = harness.peers(len(run.streams), ring.Ring.config)
         self.graph = tf.Graph()
         device = tf.device(f"/job:worker/task:{index}")
         with self.graph.as_default(), self.graph.container(run.name), device:
@@ -49,29 +49,31 @@ class Peer:
                 run, self, index
             )
             self.center = center = tf.get_variable("center", initializer=start)
-            self.kept, self.peers = lockstep.Books(args), ring.Ring(args)
-            shared = run.module.state(args, center, self.kept)
+            self.stats, self.ring = lockstep.Stats(args), ring.Ring(args)
+            shared = run.module.state(args, center, self.stats)
             batch = rounds.in_turn(batch)
             self.calls = lockstep.Calls(
                 lambda last: run.module.graph(
-                    args, center, self.kept, self.peers, shared, batch, loss, last
+                    args, center, self.stats, self.ring, shared, batch, loss, last
                 ),
-                self.peers,
+                self.ring,
                 sorted({1, run.rounds}),
             )
-            together = alike.shared(self.kept.of_chief())
-            self.take = alike.take_over(self.peers, together, index == 0)
-            self.check = alike.Check(self.peers, together)
+            # As in `cluster/peers.py`.
+            own = [variable.ref() for variable in self.stats.of_chief()]
+            together = [v for v in tf.global_variables() if v.ref() not in own]
+            self.broadcast = self.ring.broadcast(together, index == 0)
+            self.check = ring.ConsistencyCheck(self.ring, together)
             self.extra = run.extra(self) if run.extra else None
-            incarnation = self.kept.incarnation
+            incarnation = self.stats.incarnation
             self.begin = [incarnation.close()] if index == 0 else []
-            self.prepare = self.kept.prepare() if index == 0 else []
+            self.prepare = self.stats.prepare()
             local = [tf.local_variables_initializer(), initializer]
             initial = tf.global_variables_initializer()
             self.variables = {
                 v.op.name: v for v in tf.global_variables() + tf.local_variables()
             }
-        config = ring.config(index)
+        config = ring.Ring.config(index)
         config.operation_timeout_in_ms = 1000 * LIMIT
         self.session = tf.Session(targets[index], graph=self.graph, config=config)
         self.session.run([*self.begin, initial])
@@ -82,9 +84,9 @@ class Peer:
 
     def call(self, count: int = 1) -> list[Push]:
         """Makes the rounds of one call; only the last knows the center variable."""
-        losses, entries, _ = self.session.run(self.calls.fetches[count])
-        made = zip(entries.tolist(), losses.tolist(), strict=True)
-        pushes = [Push(*entry, loss, None) for entry, loss in made]
+        losses, counts, _ = self.session.run(self.calls.fetches[count])
+        made = zip(counts.tolist(), losses.tolist(), strict=True)
+        pushes = [Push(*counted, loss, None) for counted, loss in made]
         return [*pushes[:-1], pushes[-1]._replace(center=self.now())]
 
     def now(self) -> np.ndarray:
@@ -158,12 +160,12 @@ class Peers:
             for pushes in made:
                 steps = [self.rounds * t + i + 1 for i in range(self.rounds)]
                 assert [push.step for push in pushes] == steps
-                assert {push.what for push in pushes} == {rows.APPLIED}
+                assert {push.became for push in pushes} == {rounds.APPLIED}
                 assert not any(push.staleness for push in pushes)
                 assert pushes[-1].center.tobytes() == made[0][-1].center.tobytes()
             found.append(made[0][-1].center)
         return np.array(found)
 
-    def account(self) -> dict:
-        """Returns the books as they go into result.json."""
-        return account.account(*self.chief.session.run(self.chief.kept.all))
+    def summary(self) -> dict:
+        """Returns the counters as they go into result.json."""
+        return self.chief.stats.summary(self.chief.session)

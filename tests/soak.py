@@ -6,7 +6,8 @@
 
 A run has a scheme, ps, workers, a window, a straggler and now and then a task that is
 killed or stopped, all drawn from the seed, which is printed. It is as it should be if
-it ends by itself with status 0, books that are exact, no traceback and no process left.
+it ends by itself with status 0, counters that are exact, no traceback and no process
+left.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def run(case: Case, where: pathlib.Path) -> list[str]:
         if "Traceback (most recent call last)" in log.read_text(errors="replace"):
             wrong.append(f"a traceback in {log.name}")
     if status == 0:
-        wrong += launch.wrong_books(launch.result(logdir))
+        wrong += launch.wrong_stats(launch.result_if_there(logdir))
     return [*wrong, running.output] if wrong else []
 
 

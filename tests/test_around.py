@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 import itertools
@@ -21,7 +20,7 @@ import numpy as np
 import pytest
 import rules
 import test_inputs
-from harness import STREAMS, account, books, rounds, rows, servers, tf
+from harness import STREAMS, rounds, servers, stats, tf
 from launch import LINE, REPO, copy_of, result, run_sh
 
 IN_GRAPH, SPLIT, TABLE = (
@@ -29,9 +28,9 @@ IN_GRAPH, SPLIT, TABLE = (
     "Model-Parallelism",
     "Partitioned-Embedding",
 )
-checkpoint = importlib.import_module("cluster.checkpoint")
 tables = importlib.import_module("cluster.tables")
 timeline = importlib.import_module("cluster.timeline")
+training = importlib.import_module("cluster.training")
 PLACED = tf.RunOptions(output_partition_graphs=True)
 
 
@@ -73,12 +72,12 @@ def graph_of(num_ps: int, me: int = 0, name: str | None = None) -> Iterator:
         yield graph
 
 
-def began(session, kept) -> None:
+def began(session, counters) -> None:
     """Initialises all and opens an incarnation, as the chief does."""
     with session.graph.as_default():
-        run = kept.incarnation
-        first = [tf.global_variables_initializer(), run.close()]
-        then = [run.open("", kept.prepare()), run.join("test")]
+        state = counters.incarnation
+        first = [tf.global_variables_initializer(), state.close()]
+        then = [state.open("", counters.prepare()), state.join("test")]
     for operation in [*first, *then]:
         session.run(operation)
 
@@ -101,41 +100,45 @@ class Shard:
 
 @contextlib.contextmanager
 def in_graph(*flags: str, num_ps: int = 1, workers: int = 2) -> Iterator:
-    """Yields the session, the fetches of each group, the center, and the books."""
+    """Yields the session, the fetches of each group, the center, and the counters."""
     module = launch.load(IN_GRAPH)
     args = args_of(module, *flags, num_ps=num_ps, workers=workers)
     with graph_of(num_ps) as graph:
         shards = [Shard(stream) for stream in STREAMS[:workers]]
         batches = module.towers.batches(args, shards)
         center = module.variables(args, shards[0])
-        kept = books.Books(args)
-        one = functools.partial(module.graph, args, center, kept)
-        calls = module.towers.calls(one, module.groups(args), batches, shards[0])
+        counters = module.towers.Stats(args)
+        calls = module.towers.Calls(
+            lambda group, last: module.graph(
+                args, center, counters, group, batches, shards[0], last
+            ),
+            module.groups(args),
+        )
         now = rounds.pull(center)
         first = [shard.iterator.initializer for shard in shards]
         limit = tf.ConfigProto(operation_timeout_in_ms=20000)
         with tf.Session(servers(num_ps)[2][0], graph=graph, config=limit) as session:
             session.run(first)
-            began(session, kept)
-            yield session, [call.fetches for call in calls], now, kept, graph
+            began(session, counters)
+            yield session, [one.fetches for one in calls.groups], now, counters, graph
 
 
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_towers_are_the_mean_of_synchronous_sgd(num_ps: int) -> None:
     expected = rules.synchronous_sgd([itertools.cycle(s) for s in STREAMS], 0.0, 7, 0.1)
-    with in_graph(num_ps=num_ps) as (session, (fetches,), now, kept, _):
+    with in_graph(num_ps=num_ps) as (session, (fetches,), now, counters, _):
         found, numbers = [], []
         for count in (1, 1, 1, 1, 3):
             losses, entries, _ = session.run(fetches[count])
             numbers += entries.tolist()
             found.append(session.run(now))
-        table, *_ = session.run(kept.all)
+        table, *_ = session.run(counters.all)
     wanted = [expected[i] for i in (0, 1, 2, 3, 6)]
     np.testing.assert_allclose(found, np.outer(wanted, np.ones(3)), atol=1e-6)
-    assert numbers == [[n, 0, rows.APPLIED] for n in range(1, 8)]
+    assert numbers == [[n, 0, rounds.APPLIED] for n in range(1, 8)]
     assert losses.shape == (3,)
-    # Both workers have their rounds in the books, the first one the updates.
-    have = dict(zip(rows.COLUMNS, table.T.tolist(), strict=True))
+    # Both workers have their rounds counted, the first one the updates.
+    have = dict(zip(stats.COUNTERS, table.T.tolist(), strict=True))
     assert have["updates"] == [7, 0] and have["rounds"] == [7, 7]
     assert have["examples"] == [7 * 32] * 2
     assert have["pushed"] == have["pulled"] == [7 * 12] * 2
@@ -145,13 +148,13 @@ def test_asynchronous_towers_are_hogwild() -> None:
     schedule = harness.parse(harness.in_turn(6))
     streams = [itertools.cycle(s) for s in STREAMS]
     expected = rules.hogwild(schedule, streams, 0.0, 0.1)
-    with in_graph("--asynchronous") as (session, groups, now, kept, _):
+    with in_graph("--asynchronous") as (session, groups, now, counters, _):
         found = []
         for k in (0, 1) * 3:
             _, entries, _ = session.run(groups[k][1])
-            assert entries[0].tolist() == [len(found) + 1, 0, rows.APPLIED]
+            assert entries[0].tolist() == [len(found) + 1, 0, rounds.APPLIED]
             found.append(session.run(now)[0])
-        table, *_ = session.run(kept.all)
+        table, *_ = session.run(counters.all)
     np.testing.assert_allclose(found, [w for _, w in expected], atol=1e-6)
     assert table[:, 0].tolist() == table[:, 1].tolist() == [3, 3]
 
@@ -177,30 +180,36 @@ def test_threads_of_a_client() -> None:
     towers = importlib.import_module("cluster.towers")
 
     class Report:
-        left, lost, seen = 30, None, 0
+        args, seen = None, 0
 
-        def rounds(self, losses, entries):
+        def rounds(self, losses, counts):
             before, self.seen = self.seen, self.seen + 1
             time.sleep(0.001)
             assert self.seen == before + 1
-            self.left -= 1
-            return self.left
 
     class Calls:
         def __init__(self, error=None):
             self.error = error
 
-        def make(self, session, report):
-            while report.left > 0:
+        def make(self, session, left, report):
+            while left > 0:
                 if self.error:
                     raise self.error
                 report.rounds(None, None)
+                left -= 1
+            return left
 
-    report = Report()
-    towers.make([Calls(), Calls(), Calls()], None, report)
-    assert report.left <= 0 and report.seen >= 30
-    with pytest.raises(KeyError):
-        towers.make([Calls(), Calls(KeyError("x"))], None, Report())
+    def make(left, *groups):
+        calls, report = towers.Calls(None, []), Report()
+        calls.groups = groups
+        try:
+            return calls.make(None, left, report), report.seen
+        except KeyError:
+            return None, report.seen
+
+    assert make(10, Calls(), Calls(), Calls()) == (0, 30)
+    left, seen = make(10000, Calls(), Calls(KeyError("x")))
+    assert left is None and seen < 10000
 
 
 # --- Model-Parallelism --------------------------------------------------------
@@ -371,17 +380,17 @@ class Embedding:
             drawn = tf.data.Dataset.from_tensor_slices(values).repeat()
             iterator = tf.data.make_initializable_iterator(drawn)
             self.table = tables.Table(self.args, 9)
-            self.kept = books.Books(self.args)
+            self.stats = stats.Stats(self.args)
             batch = rounds.in_turn(iterator.get_next)
             self.fetches = rounds.Calls(
                 lambda last: module.graph(
-                    self.args, self.table, self.kept, batch, learning.loss, last
+                    self.args, self.table, self.stats, batch, learning.loss, last
                 ),
                 (1, 2),
             ).fetches
             self.all = self.table.lookup(tf.range(9))
-            self.saver = self.table.saver(self.kept.incarnation.close())
-            join = self.kept.incarnation.join("test")
+            self.saver = tables.Saver(self.table)
+            join = self.stats.incarnation.join("test")
             load = []
             self.given = tf.placeholder(tf.float32, [9, self.rank])
             for k, piece in enumerate(self.table.slices):
@@ -395,7 +404,7 @@ class Embedding:
 
     def begin(self, w: np.ndarray) -> None:
         """As chief: initialises all, and loads the table [9, d]."""
-        began(self.session, self.kept)
+        began(self.session, self.stats)
         self.session.run(self.load, {self.given: w})
 
     def batches(self) -> Iterator:
@@ -431,16 +440,16 @@ def test_touched_rows_are_as_a_dense_table(num_ps, strategy) -> None:
     for turn in range(6):
         one = two[turn % 2]
         _, entries, _ = one.session.run(one.fetches[1])
-        assert entries[0].tolist() == [turn + 1, 0, rows.APPLIED]
+        assert entries[0].tolist() == [turn + 1, 0, rounds.APPLIED]
         found.append(one.session.run(one.all))
         named[turn % 2].append(len(np.unique(one.ids[turn // 2])))
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    # Exactly the rows that each mini-batch names are in the books, each once.
-    table, *_ = two[0].session.run(two[0].kept.all)
-    have = dict(zip(rows.COLUMNS, table.T.tolist(), strict=True))
+    # Exactly the rows that each mini-batch names are counted, each once.
+    table, *_ = two[0].session.run(two[0].stats.all)
+    have = dict(zip(stats.COUNTERS, table.T.tolist(), strict=True))
     assert have["pushed"] == [(4 + 12) * sum(n) for n in named]
     assert have["pulled"] == [12 * sum(n) for n in named]
-    of_run = account.account(*two[0].session.run(two[0].kept.all))
+    of_run = stats.summary(*two[0].session.run(two[0].stats.all))
     traffic = two[0].table.traffic(of_run)
     assert traffic["dense_bytes_per_step"] == 2 * 4 * 9 * 3
     assert traffic["bytes_per_step"] == 28 * sum(map(sum, named)) / 6
@@ -477,13 +486,13 @@ def test_a_table_is_restored_on_another_number_of_ps(old, new, tmp_path, capsys)
     one = Embedding(f"around{next(harness._runs)}", old[0], 0, old[1])
     one.begin(START)
     one.session.run(one.fetches[1])
-    kept = one.session.run([one.all, one.kept.step, *one.kept.all[:2]])
+    kept = one.session.run([one.all, one.stats.step, *one.stats.all[:2]])
     path = one.saver.save(one.session, str(tmp_path / "model.ckpt"), 1)
     one.session.close()
     assert len(list(tmp_path.glob("*.data-*"))) == old[0]
     other = Embedding(f"around{next(harness._runs)}", new[0], 0, new[1])
     other.saver.restore(other.session, path)
-    found = other.session.run([other.all, other.kept.step, *other.kept.all[:2]])
+    found = other.session.run([other.all, other.stats.step, *other.stats.all[:2]])
     layout = other.session.run(other.table.layout).tolist()
     # And again, as it lies now.
     capsys.readouterr()
@@ -502,15 +511,17 @@ def test_a_table_is_restored_on_another_number_of_ps(old, new, tmp_path, capsys)
 def test_another_table_is_not_restored(tmp_path, capsys) -> None:
     one = Embedding(f"around{next(harness._runs)}", 1, 0, "mod")
     one.begin(START)
-    path = one.saver.save(one.session, str(tmp_path / "model.ckpt"), 1)
+    one.saver.save(one.session, str(tmp_path / "model.ckpt"), 1)
     one.session.close()
     Embedding.rank, before = 4, Embedding.rank
     try:
         other = Embedding(f"around{next(harness._runs)}", 1, 0, "mod")
     finally:
         Embedding.rank = before
-    with pytest.raises(SystemExit) as end:
-        other.saver.restore(other.session, path)
+    chief = types.SimpleNamespace(saver=other.saver)
+    chief.args = types.SimpleNamespace(logdir=str(tmp_path))
+    with pytest.raises(SystemExit) as end, other.session.graph.as_default():
+        training.Training.restore(chief, other.session)
     other.session.close()
     assert end.value.code == 1
     assert "table is [9, 3] there, [9, 4] here" in capsys.readouterr().err
@@ -633,7 +644,7 @@ KILLED = {  # folder: the task that is killed, flags, and how good it is to beco
     "folder", [pytest.param(IN_GRAPH, marks=launch.if_thorough), SPLIT, TABLE]
 )
 def test_a_run_one_of_whose_tasks_dies_and_comes_back(folder, tmp_path) -> None:
-    """All updates are made, the books account for each, nothing is left."""
+    """All updates are made, the counters account for each, nothing is left."""
     (job, index), flags, (metric, least) = KILLED[folder]
     copy, logdir = copy_of(folder, tmp_path), tmp_path / "a logdir"
     before, steps = launch.tree(copy), 1000 if folder == TABLE else 300

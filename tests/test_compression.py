@@ -12,7 +12,7 @@ import harness
 import numpy as np
 import pytest
 import rules
-from harness import Run, in_turn, rounds, rows, schedule_s, tf
+from harness import Run, in_turn, rounds, schedule_s, tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from launch import thorough
@@ -199,7 +199,7 @@ def test_any_run_is_the_rule(case: types.SimpleNamespace) -> None:
         case.momentum,
     )
     for number, (push, (staleness, w)) in enumerate(zip(played, expected, strict=True)):
-        assert push[:3] == (number + 1, staleness, rows.APPLIED)
+        assert push[:3] == (number + 1, staleness, rounds.APPLIED)
         np.testing.assert_allclose(push.center, w, atol=1e-5)
     np.testing.assert_allclose(errors, left, atol=2e-5)
 
@@ -219,8 +219,8 @@ SIZE = 1001  # in pieces of 501 and 500
         ("int8", [4 + 1001, 2 * 4 + 1001]),
     ],
 )
-def test_the_books_have_the_bytes_that_arrive(method, expected, num_ps, monkeypatch):
-    """Of every message, on its ps: dtype and shape; the same as in the books."""
+def test_the_counters_have_the_bytes_that_arrive(method, expected, num_ps, monkeypatch):
+    """Of every message, on its ps: dtype and shape; the same as in the counters."""
     arrived, send = [], rounds.send
 
     def noting(pieces, center):
@@ -237,9 +237,9 @@ def test_the_books_have_the_bytes_that_arrive(method, expected, num_ps, monkeypa
             _, *messages = run.chief.session.run(fetch)
             assert len(messages) == num_ps
             total += sum(message.nbytes for message in messages)
-            assert run.table()["pushed"] == [total]
+            assert run.counters()["pushed"] == [total]
         assert total == 3 * expected[num_ps - 1]
-        assert run.table()["pulled"] == [3 * 4 * SIZE]
+        assert run.counters()["pulled"] == [3 * 4 * SIZE]
         found = [node for part in run.chief.partitions() for node in part]
     # Nothing else of a push crosses: a tensor to each ps.
     crossing = [
@@ -262,9 +262,9 @@ def test_warm_up_sends_less_and_less() -> None:
         pushed = [0]
         for _ in range(6):
             run.chief.push()
-            pushed.append(run.table()["pushed"][0])
+            pushed.append(run.counters()["pushed"][0])
         run.workers[1].push()
-        assert run.table()["pushed"][1] == pushed[1]  # its own round 0
+        assert run.counters()["pushed"][1] == pushed[1]  # its own round 0
     counts = [(b - a) / 8 for a, b in itertools.pairwise(pushed)]
     assert counts == [178, 32, 6, 1, 1, 1]
 

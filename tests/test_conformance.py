@@ -21,11 +21,10 @@ from harness import (
     SCHEMES,
     STREAMS,
     Run,
-    books,
     in_turn,
     rounds,
-    rows,
     schedule_s,
+    stats,
     tf,
 )
 from hypothesis import HealthCheck, assume, given, settings
@@ -53,7 +52,7 @@ def same(played: list, expected: list, tolerance: float = 1e-6, scale: float = 1
     """Asserts that every push was applied, and its number, staleness and center."""
     assert len(played) == len(expected)
     for number, (push, (staleness, w)) in enumerate(zip(played, expected, strict=True)):
-        assert push[:3] == (number + 1, staleness, rows.APPLIED)
+        assert push[:3] == (number + 1, staleness, rounds.APPLIED)
         w = np.broadcast_to(w, push.center.shape) / scale
         np.testing.assert_allclose(push.center / scale, w, tolerance, tolerance)
 
@@ -176,14 +175,14 @@ def test_a_shared_forward_pass_fails_that_check(folder: str) -> None:
     """The loop with batch and loss built once: T times the gradient at the pull."""
     module = launch.load(folder)
 
-    def frozen(args, center, kept, shared, batch, loss, last):
+    def frozen(args, center, stats, shared, batch, loss, last):
         c = batch()
         value = loss(center.as_tensor(), c)
 
         def once(w, _):
             return value + 0.0 * tf.reduce_sum(w)
 
-        return module.graph(args, center, kept, shared, lambda: c, once, last)
+        return module.graph(args, center, stats, shared, lambda: c, once, last)
 
     with Run(folder, "--window=4", graph=frozen, **WINDOW) as run:
         with pytest.raises(AssertionError):
@@ -431,7 +430,7 @@ def test_any_run_is_the_papers_rule(folder: str, case: types.SimpleNamespace) ->
     flags, rule, parameters = RULES[folder]
     case.alpha = case.beta / len(case.streams)
     case.server_learning_rate, case.momentum = case.gamma, case.delta
-    case.staleness = len(case.schedule)  # never reached; test_bounded.py has the rest
+    case.staleness = len(case.schedule)  # never reached; test_clocks.py has the rest
     case.decay, case.variance = case.delta, "adaptive"
     arguments = [getattr(case, name) for name in parameters]
     schedule, start = harness.parse(case.schedule), np.array(case.start)
@@ -497,17 +496,17 @@ def test_staleness_is_counted_when_the_gradient_arrives(folder, num_ps) -> None:
 @pytest.mark.parametrize("folder", COUNTED)
 def test_the_number_waits_for_the_count_at_the_pull(folder, monkeypatch) -> None:
     """A count that comes late is still the one before this worker's own update."""
-    read_step = books.Books.read_step
+    read_step = stats.Stats.read_step
 
-    def late(kept, after=()):
-        with tf.device(kept.device), tf.control_dependencies(after):
+    def late(own, after=()):
+        with tf.device(own.device), tf.control_dependencies(after):
             slept = tf.py_func(lambda: time.sleep(0.2), [], [])
-        return read_step(kept, [slept])
+        return read_step(own, [slept])
 
-    monkeypatch.setattr(books.Books, "read_step", late)
+    monkeypatch.setattr(stats.Stats, "read_step", late)
     with Run(folder, streams=STREAMS[:1]) as run:
         pushes = [run.chief.push() for _ in range(3)]
-    assert [push[:3] for push in pushes] == [(n, 0, rows.APPLIED) for n in (1, 2, 3)]
+    assert [push[:3] for push in pushes] == [(n, 0, rounds.APPLIED) for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("folder", COUNTED)
@@ -546,7 +545,7 @@ def digits(worker: harness.Worker, index: int) -> tuple:
 
 
 def alone(problem: tuple, count: int, steps: int, eta: float = 0.1) -> tuple:
-    """Returns center and entries of Non-Distributed-Setup, `count` rounds a call."""
+    """Returns center and counts of Non-Distributed-Setup, `count` rounds a call."""
     module = launch.load("Non-Distributed-Setup")
     args = types.SimpleNamespace(learning_rate=eta, steps=4000)
     with tf.Graph().as_default(), tf.Session() as session:
@@ -558,13 +557,13 @@ def alone(problem: tuple, count: int, steps: int, eta: float = 0.1) -> tuple:
             lambda last: module.graph(args, center, step, drawn, loss, last), [1, count]
         )
         session.run([tf.global_variables_initializer(), initializer], feed)
-        entries = []
-        while len(entries) < steps:
-            size = count if steps - len(entries) >= count else 1
+        counts = []
+        while len(counts) < steps:
+            size = count if steps - len(counts) >= count else 1
             losses, found, _ = session.run(calls.fetches[size])
             assert losses.shape == (size,) and np.isfinite(losses).all()
-            entries += found.tolist()
-        return session.run(center), entries
+            counts += found.tolist()
+        return session.run(center), counts
 
 
 @pytest.mark.parametrize("count", [2, 10])
@@ -580,11 +579,11 @@ def test_one_process_makes_many_updates_a_call(count: int) -> None:
 
         return tf.zeros([3]), iterator.get_next, loss, iterator.initializer, {}
 
-    center, entries = alone(quadratic, count, 24)
+    center, counts = alone(quadratic, count, 24)
     schedule = harness.parse(in_turn(24, "A"))
     ((_, expected),) = rules.hogwild(schedule, streams([1, 3]), 0.0, 0.1)[-1:]
     np.testing.assert_allclose(center, [expected] * 3, rtol=1e-5)
-    assert entries == [[n + 1, 0, rows.APPLIED] for n in range(24)]
+    assert counts == [[n + 1, 0, rounds.APPLIED] for n in range(24)]
 
 
 def test_one_hogwild_worker_goes_the_way_of_one_process() -> None:
@@ -620,7 +619,7 @@ def test_placement(folder: str, num_ps: int) -> None:
     assert trainable == pieces
     # What a checkpoint has: nothing that is of one incarnation, nothing of a worker's.
     adagrad = {f"{piece}/Adagrad" for piece in pieces if "DOWNPOUR" in folder}
-    assert shared == pieces | adagrad | {"global_step", "books", "extremes"}
+    assert shared == pieces | adagrad | {"global_step", "counters", "largest"}
     expected = {
         "DOWNPOUR": {"local", "local/Adagrad"},
         "AEASGD": {"x"},

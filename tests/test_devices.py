@@ -45,7 +45,7 @@ def placed(session, fetch) -> dict[str, set[str]]:
 def test_the_gradient_is_computed_on_the_device_and_w_stays_on_the_ps():
     """With a second CPU device for the GPU: what `state` returns is where it goes."""
     module = load(FOLDER)
-    module.state = lambda args, center, kept: "cpu:1"
+    module.state = lambda args, center, stats: "cpu:1"
 
     def norm(index, usual):
         return lambda w, c: tf.norm(w - c)
@@ -133,18 +133,19 @@ def test_too_few_gpus_for_the_towers_is_one_sentence(capsys, monkeypatch):
         ("-1", "worker", 0, "-1"),
     ],
 )
-def test_run_sh_gives_each_worker_a_gpu_and_the_ps_none(visible, job, index, gets):
-    text = (REPO / FOLDER / "run.sh").read_text()
-    assert text.count("task_env") == 3  # the function, and the tail that calls it
-    head = text.partition("# --- identical")[0]
-    done = subprocess.run(
-        ["bash", "-euc", f'{head}task_env {job} {index}; echo "$CUDA_VISIBLE_DEVICES"'],
-        env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": visible},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == gets + "\n"
+def test_run_sh_gives_each_worker_a_gpu_and_the_ps_none(
+    visible, job, index, gets, monkeypatch
+):
+    assert "\nLAUNCH=launcher.py\n" in (REPO / FOLDER / "run.sh").read_text()
+    monkeypatch.syspath_prepend(str(REPO / FOLDER))
+    launcher = importlib.import_module("launcher")
+    given = dict(SCRIPT="x.py", NUM_PS="2", NUM_WORKERS="4", LOGDIR="logdir")
+    for name, value in {**given, "CUDA_VISIBLE_DEVICES": visible}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PEERS", raising=False)
+    one = launcher.Launcher([])
+    (task,) = [t for t in one.tasks if (t.job, t.index) == (job, index)]
+    assert one.environment(task)["CUDA_VISIBLE_DEVICES"] == gets
 
 
 @pytest.mark.parametrize("form", ["towers", "mirrored"])

@@ -22,6 +22,7 @@ import launch
 import matrix
 import pytest
 import registry
+import test_set_up
 
 ENGINES = launch.REPO / "Engines"
 NAMES = [engine.name for engine in registry.ENGINES]
@@ -49,10 +50,14 @@ def run_sh(engine, *arguments, **env):
 
 
 def one_sentence(done, status, *words):
-    """Asserts that a process ended with this status and one line that says why."""
+    """Asserts that a process ended with this status and one line that says why.
+
+    Before that line it may say that it makes an environment, which it does once.
+    """
     assert done.returncode == status, done.stdout + done.stderr
-    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr, done.stderr
-    assert all(word in done.stderr for word in words), done.stderr
+    said = re.sub("^run.sh: makes an environment .*\n", "", done.stderr)
+    assert said.count("\n") == 1 and "Traceback" not in said, done.stderr
+    assert all(word in said for word in words), done.stderr
 
 
 # --- Without any engine -------------------------------------------------------
@@ -123,6 +128,54 @@ def test_wrong_use(engine, arguments, env, words, tmp_path):
     done = run_sh(engine, *arguments, **env)
     one_sentence(done, 2, *words)
     assert not (tmp_path / "logdir").exists()
+
+
+QUITS = re.compile(
+    r"\|\s*(head\b|grep\b[^|\n]* -\w*q|read\b|awk\b[^|\n]*\bexit\b"
+    r"|sed\b[^|\n]*[;{/\d] *q(?![\w/]))(?![^\n]*\|\| true$)",
+    re.M,
+)
+
+
+def test_no_pipe_ends_in_what_quits_early():
+    """Who writes to it gets SIGPIPE, sooner or later, and pipefail makes that 141."""
+    paths = [path for path in test_set_up.SHELL if QUITS.search(path.read_text())]
+    assert paths == []
+    for command in ("sed -n '/x/{p;q;}'", "head -n 1", "sed 5q", "\n  grep -xq x"):
+        assert QUITS.search(f"x=$(kubectl get pods | {command})"), command
+    for command in ("sed -n '/x/p'", "tail -n 1", "grep '^q'", "head -n 5 || true"):
+        assert not QUITS.search(f"kubectl get pods | {command}"), command
+
+
+def test_a_set_up_says_nothing_where_an_engine_writes(tmp_path):
+    """`bash run.sh Engines/Kubernetes ... >file`, in a clone without an environment."""
+    fresh = test_set_up.Fresh(tmp_path)
+    (fresh.root / "Engines" / "Toy").mkdir(parents=True)
+    (fresh.root / "Engines" / "Toy" / "run.sh").write_text("echo 'kind: Toy'\n")
+    done = fresh.run("Engines/Toy")
+    assert (done.returncode, done.stdout) == (0, "kind: Toy\n")
+    assert done.stderr.startswith("setup: making ")
+
+
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [
+        (":", "status 0 and no result.json"),
+        ('echo "{" >"$LOGDIR/result.json"', "result.json is not JSON"),
+        (
+            'echo \'{"scheme": "AGN"}\' >"$LOGDIR/result.json"',
+            "result.json is of AGN",
+        ),
+        ("exit 7", "status 7"),
+    ],
+)
+def test_what_the_matrix_calls_wrong(writes, said, tmp_path, monkeypatch):
+    """Of an engine that ends with status 0, whatever it has done."""
+    (tmp_path / "Toy").mkdir()
+    (tmp_path / "Toy" / "run.sh").write_text(f'mkdir -p "$LOGDIR"\n{writes}\n')
+    monkeypatch.setattr(matrix, "ENGINES", tmp_path)
+    monkeypatch.setattr(matrix, "status_of_git", set)  # others may write here meanwhile
+    assert matrix.cell("Toy", "HogWild")["wrong"] == said
 
 
 def adapted(engine, env, arguments=(), path=None):
@@ -564,9 +617,9 @@ def test_the_exit_codes_of_kubernetes(kubernetes):
     found = objects("jobs")
     (final, evicted) = found["Job"]["spec"]["podFailurePolicy"]["rules"]
     launch.reference()
-    from cluster import exits
+    from cluster import task
 
-    assert final["onExitCodes"]["values"] == [1, 2, 3] and exits.AGAIN >= 128
+    assert final["onExitCodes"]["values"] == [1, 2, 3] and task.AGAIN >= 128
     assert evicted["action"] == "Ignore"
     (rule,) = found["NetworkPolicy"]["spec"]["ingress"]
     label = {"app.kubernetes.io/instance": "agn"}
@@ -589,47 +642,247 @@ def test_wrong_use_of_the_generator(arguments, said, kubernetes):
 
 
 KUBECTL = """#!/usr/bin/env bash
-echo "$*" >>"$(dirname "$0")/said"
+# What the cluster has lies in the folder lists: the file N is what the pods are when
+# they are asked for the Nth time, N.job the job's verdict then; the last one stays. A
+# line is: second of creation, uid, name, phase, exit status.
+cd "$(dirname "$0")" && echo "$*" >>said
+now=$(cat now 2>/dev/null || echo 0)
+pod=${4#pod/} # behind: --namespace default logs
 case $* in
-  *" get pods "*"--output name") echo pod/hogwild-ps-0; echo pod/hogwild-chief-0 ;;
-  *" get pod/hogwild-chief-0 "*phase*) echo "${PHASE:-Succeeded}" ;;
-  *" get pod/hogwild-chief-0 "*exitCode*) echo "${CODE:-0}" ;;
-  *" logs "*) echo "test accuracy 0.9 after 100 global steps" ;;
+  *" get pods "*--watch*) exec sleep 300 ;;
+  *" get pods "*)
+    [ ! -e "lists/$((now + 1))" ] || echo "$((now += 1))" >now
+    ! grep refused "lists/$now" >&2 || exit 1
+    by=3 # kubectl lists by name
+    case $* in *"--sort-by .metadata.creationTimestamp"*) by=1 ;; esac
+    while read -r _ uid name phase status; do
+      case $* in
+        *"--output name"*) echo "pod/$name" ;;
+        *) echo "$uid $name $phase $status" ;;
+      esac
+      sleep "${SLOW:-0}"
+    done <<<"$(sort -k "$by,$by" "lists/$now")"
+    ;;
+  *" get pod/"*)
+    found=$(grep " $pod " "lists/$now") || { echo "no pod $pod" >&2; exit 1; }
+    read -r _ _ _ phase status <<<"$found"
+    case $* in *phase*) echo "$phase" ;; *) echo "$status" ;; esac
+    ;;
+  *" get job/"* | *" get tfjob/"*) cat "lists/$now.job" 2>/dev/null || echo " " ;;
+  *" logs "*)
+    found=$(grep " $pod " "lists/$now") || { echo "no pod $pod" >&2; exit 1; }
+    read -r _ uid _ <<<"$found"
+    echo "log of $uid"
+    ;;
 esac
 """
 
 
+class Cluster:
+    """A stand-in for kubectl, and what it says of the cluster at each question."""
+
+    def __init__(self, folder, *lists, **jobs):
+        self.folder, self.bin = folder, folder / "bin"
+        (self.bin / "lists").mkdir(parents=True)
+        for number, lines in enumerate(lists, 1):
+            (self.bin / "lists" / str(number)).write_text("".join(lines))
+        for number, text in jobs.items():
+            (self.bin / "lists" / f"{number[1:]}.job").write_text(text)
+        (self.bin / "kubectl").write_text(KUBECTL)
+        (self.bin / "kubectl").chmod(0o755)
+
+    def run(self, **env):
+        """Returns the finished run.sh, which has deleted the run and left nothing."""
+        path = f"{self.bin}:{os.environ['PATH']}"
+        logdir = str(self.folder / "run")
+        env = {"PATH": path, "TMPDIR": str(self.folder), "TIMEOUT": "20", **env}
+        done = run_sh("Kubernetes", "HogWild", LOGDIR=logdir, **env)
+        self.said = (self.bin / "said").read_text().splitlines()
+        kind = env.get("KIND", "tfjob")
+        # The watch begins at any time.
+        said = [line for line in self.said if not line.endswith(" --watch")]
+        assert " apply --filename " in said[1]
+        wanted = f"delete --ignore-not-found {kind},networkpolicies,services"
+        assert wanted in said[-1]
+        assert matrix.processes(str(self.folder)) == []
+        assert {path.name for path in self.folder.iterdir()} == {"bin", "run"}
+        return done
+
+
+CHIEF, PS = "1 one hogwild-chief-0 {}\n", "1 two hogwild-ps-0 Running\n"
+
+
 @pytest.mark.parametrize(
-    ("env", "status"),
-    [({}, 0), ({"PHASE": "Failed", "CODE": "2"}, 2), ({"PHASE": "Pending"}, 124)],
+    ("phase", "status"), [("Succeeded 0", 0), ("Failed 2", 2), ("Pending", 124)]
 )
-def test_the_commands_of_kubernetes(env, status, kubernetes, tmp_path):
+def test_the_commands_of_kubernetes(phase, status, kubernetes, tmp_path):
     """With a stand-in for kubectl: applied, followed to its end, deleted."""
-    fake = tmp_path / "kubectl"
-    fake.write_text(KUBECTL)
-    fake.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    env = {"PATH": path, "TMPDIR": str(tmp_path), "TIMEOUT": "3", **env}
-    done = run_sh("Kubernetes", "HogWild", LOGDIR=str(tmp_path / "run"), **env)
+    cluster = Cluster(tmp_path, [PS, CHIEF.format(phase)])
+    done = cluster.run(TIMEOUT="3")
     assert done.returncode == status, done.stdout + done.stderr
-    said = (tmp_path / "said").read_text().splitlines()
-    assert any(" apply --filename " in line for line in said)
-    assert "delete --ignore-not-found tfjob,networkpolicies,services" in said[-1]
-    assert ("test accuracy" in done.stdout) == (status != 124)
-    assert {path.name for path in tmp_path.iterdir()} == {"kubectl", "said", "run"}
+    log = "" if status == 124 else "log of one\n"
+    assert done.stdout.endswith(log) and done.stdout.count("log of") == len(log[:1])
+    assert (tmp_path / "run" / "chief.log").read_text() == log
 
 
-def test_the_notebook_of_kubernetes_runs_without_a_cluster(kubernetes, tmp_path):
+@pytest.mark.parametrize("kind", ["tfjob", "jobs"])
+def test_a_kubectl_that_writes_slowly(kind, kubernetes, tmp_path):
+    """It has not written all of its list when the chief's line is there."""
+    chief = CHIEF.format("Succeeded 0")
+    workers = [f"{k} x{k} hogwild-worker-{k} Running\n" for k in range(4)]
+    done = Cluster(tmp_path, [chief, PS, *workers]).run(KIND=kind, SLOW="0.2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("log of one") == 1
+
+
+RUNS, GONE, ENDS = "Running", "Failed 137", "Succeeded 0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "lists", "logs"),
+    [
+        # The dead pods of a Job stay, and the end of a pod's name is drawn.
+        ("jobs", [[("-a", 1, GONE), ("-z", 2, ENDS)]], ["2"]),
+        ("jobs", [[("-z", 1, GONE), ("-a", 2, ENDS)]], ["2"]),
+        (
+            "jobs",
+            [
+                [("-a", 1, GONE)],
+                [("-a", 1, GONE)],
+                [("-a", 1, GONE), ("-z", 2, RUNS)],
+                [("-a", 1, GONE), ("-z", 2, GONE)],
+                [("-a", 1, GONE), ("-z", 2, GONE), ("-m", 3, ENDS)],
+            ],
+            ["1", "2", "3"],
+        ),
+        # A machine is lost: there is no exit status.
+        ("jobs", [[("-a", 1, "Failed")], [("-a", 1, "Failed"), ("-z", 2, ENDS)]], "12"),
+        # The operator deletes the pod and makes one of the same name.
+        ("tfjob", [[("", 1, RUNS)], [("", 1, GONE)], [], [("", 2, ENDS)]], "12"),
+    ],
+)
+def test_a_replaced_chief(kind, lists, logs, kubernetes, tmp_path):
+    """The newest is followed, and the log of each that has ended is printed once."""
+    chief = "{1} {1} hogwild-chief-0{0} {2}\n"
+    named = [[chief.format(*pod) for pod in pods] for pods in lists]
+    done = Cluster(tmp_path, *named).run(KIND=kind)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall("log of (.*)", done.stdout) == list(logs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lists", "status"),
+    [
+        # A worker's pod was deleted: all others are deleted with the TFJob.
+        ("tfjob", [[CHIEF.format("Running")], []], 1),
+        ("jobs", [[CHIEF.format("Running")], [CHIEF.format("Failed 137")]], 137),
+    ],
+)
+def test_a_job_that_has_failed(kind, lists, status, kubernetes, tmp_path):
+    """Nobody starts a pod again, so there is nothing to wait for."""
+    why = "TFJob default/hogwild has failed because 1 Worker replica(s) failed."
+    done = Cluster(tmp_path, *lists, _2=f"True {why}").run(KIND=kind)
+    assert done.returncode == status, done.stdout + done.stderr
+    job = "tfjob/hogwild" if kind == "tfjob" else "job/hogwild-chief"
+    assert done.stderr.endswith(f"run.sh: {job} has failed: {why}\n")
+
+
+REFUSED = "The connection to the server was refused\n"
+
+
+def test_a_cluster_that_does_not_answer_for_a_moment(kubernetes, tmp_path):
+    ends = [CHIEF.format("Succeeded 0")]
+    done = Cluster(tmp_path, [PS], [REFUSED], [REFUSED], ends).run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("log of one") == 1
+
+
+def test_a_cluster_that_does_not_answer_any_more(kubernetes, tmp_path):
+    done = Cluster(tmp_path, [PS], [REFUSED]).run(RETRIES="1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.endswith("run.sh: kubectl has failed 2 times in a row\n")
+
+
+# Makes an environment of itself, and says what a download says.
+FIRST = """#!/usr/bin/env bash
+case "$*" in
+  "-m venv "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+  "-m pip "*) ;;
+  *generate.py* | *validate.py*) exec "$WITH_YAML" "$@" ;;
+  *--check) echo "Downloading data" ;;
+  *) exec "$WITH_YAML" "$@" ;;
+esac
+"""
+
+
+def test_a_first_dry_run_writes_nothing_but_the_files(kubernetes, tmp_path):
+    """`DRY_RUN=1 bash run.sh >file`: what is said meanwhile is not in the file."""
+    for name in ("Engines/Kubernetes", "HogWild", "Distributed-Setup"):
+        leave = shutil.ignore_patterns(".venv*", "logdir", "__pycache__")
+        shutil.copytree(launch.REPO / name, tmp_path / name, ignore=leave)
+    shutil.copy(ENGINES / "common.sh", tmp_path / "Engines")
+    python = tmp_path / "python"
+    python.write_text(FIRST)
+    python.chmod(0o755)
+    env = launch.environment(PYTHON=str(python), DRY_RUN="1", WITH_YAML=kubernetes)
+    command = ["bash", str(tmp_path / "Engines" / "Kubernetes" / "run.sh")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# Written by `python generate.py HogWild ")
+    validated = program(kubernetes, "validate.py", "-", input=done.stdout)
+    assert validated.returncode == 0, validated.stderr
+    assert "makes an environment" in done.stderr and "Downloading" in done.stderr
+
+
+def notebook(python, path):
+    """Returns what the notebook's cells print, with the programs that path has."""
     cells = json.loads((KUBERNETES / "Kubernetes.ipynb").read_text())["cells"]
     code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
     assert all("error" != o["output_type"] for c in cells for o in c.get("outputs", []))
     done = subprocess.run(
-        [kubernetes, "-c", "\n".join(code)],
+        [python, "-c", "\n".join(code)],
         cwd=KUBERNETES,
-        env={"PATH": str(tmp_path)},  # no kubectl
+        env={"PATH": path},
         capture_output=True,
         text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_notebook_of_kubernetes_runs_without_a_cluster(kubernetes, tmp_path):
+    said = notebook(kubernetes, str(tmp_path))  # no kubectl
     for command in ("apply", "get tfjobs", "get pods", "describe", "logs", "delete"):
-        assert f"$ kubectl {command}" in done.stdout
+        assert f"$ kubectl {command}" in said
+
+
+# A chief's log ends when somebody has deleted the job, or after 20 s.
+FOLLOWED = """#!/usr/bin/env bash
+cd "$(dirname "$0")" && echo "$*" >>said
+case $* in
+  *--follow*)
+    echo "step 100"
+    for ((k = 0; k < 200; k++)); do
+      ! grep -q '^delete tfjob' said || exit 0
+      sleep 0.1
+    done
+    echo "the end of the log" >>said
+    ;;
+esac
+"""
+
+
+def test_the_notebook_of_kubernetes_on_a_cluster(kubernetes, tmp_path):
+    """With a stand-in for kubectl: a task dies while the chief's log is followed."""
+    (tmp_path / "kubectl").write_text(FOLLOWED)
+    (tmp_path / "kubectl").chmod(0o755)
+    printed = notebook(kubernetes, f"{tmp_path}:{os.environ['PATH']}")
+    said = (tmp_path / "said").read_text().splitlines()
+    assert "the end of the log" not in said and "step 100" in printed
+    assert int(re.search(r"--steps (\d+) --slow_workers 0\.01 ", printed)[1]) > 20000
+    # Nobody asks a pod that may not be there yet, and none is deleted.
+    asked = next(k for k, line in enumerate(said) if line.startswith("exec "))
+    assert any(line.startswith("wait --for=condition=Ready") for line in said[:asked])
+    assert not any(line.startswith("delete pod") for line in said)
+    assert "exec hogwild-worker-0 -- sh -c kill 1" in said

@@ -1,4 +1,4 @@
-"""What a cluster does to a run: signals, disks, strangers, silence.
+"""What a cluster does to a run: signals, disks, other runs, silence.
 
 faults.py kills and stops tasks in every scheme, soak.py makes many short runs at
 random; here is what takes more than that, and a selection of theirs.
@@ -7,6 +7,7 @@ random; here is what takes more than that, and a selection of theirs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import os
 import re
@@ -14,18 +15,19 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import faults
 import harness
 import hosts
 import launch
+import moved
 import numpy as np
 import psutil
 import pytest
 import registry
 import soak
+import walls
 from harness import tf
 from launch import ByHand, copy_of, result, run_sh
 from test_run import ENDLESS, saved_step, wait_until
@@ -73,7 +75,7 @@ def test_the_chief_saves_when_it_is_told_to_end(who, tmp_path):
     assert saved_step(logdir) == int(step) > 0
     with run_sh(copy, "--steps", str(int(step) + 500), LOGDIR=str(logdir)) as run:
         assert run.wait() == 0, run.output
-    # The others go on while it saves; the books say what is in the checkpoint.
+    # The others go on while it saves; the counters say what is in the checkpoint.
     assert int(step) <= result(logdir)["resumed_from"] < int(step) + 500
 
 
@@ -128,7 +130,7 @@ def test_a_disk_that_is_full(tmp_path):
 
 
 def test_a_result_that_is_written_at_the_second_start(tmp_path):
-    """The ps are not sent home before: who starts again finds the model on them."""
+    """The ps are not dismissed before: who starts again finds the model on them."""
     copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
     in_the_way = logdir / "result.json.part"
     in_the_way.mkdir(parents=True)
@@ -139,7 +141,7 @@ def test_a_result_that_is_written_at_the_second_start(tmp_path):
         assert run.wait() == 0, run.output
     assert run.output.count("result.json could not be written") == 1
     assert "goes on with the model on the ps, at global step 200" in run.output
-    assert launch.wrong_books(result(logdir)) == []
+    assert launch.wrong_stats(result(logdir)) == []
 
 
 @launch.if_thorough
@@ -183,7 +185,7 @@ def test_a_worker_that_a_step_needs_is_gone(tmp_path):
         what = "worker 1: a step takes the gradients of 2 workers"
         chief.wait_for(f"still waiting for {what}", 14 + WITHIN)
         assert chief.wait(4 * WITHIN) == 138, chief.output
-    one_sentence(chief, "no sign of life in ", f" s from {what}")
+    one_sentence(chief, "no heartbeat in ", f" s from {what}")
 
 
 def test_a_task_of_another_run_says_what_differs(tmp_path):
@@ -254,19 +256,21 @@ def test_a_ps_that_is_silent(folder, tmp_path):
 
 def test_a_ps_that_is_silent_while_a_session_begins(monkeypatch):
     """Its port is open and nothing comes, as of a process that is stopped."""
-    watch, said, begun = importlib.import_module("cluster.watch"), [], threading.Event()
+    heartbeat, said = importlib.import_module("cluster.heartbeat"), []
+    incarnation = importlib.import_module("cluster.incarnation")
 
-    def leave_now(*why):
+    def end_now(*why):
         said.append(why)
-        begun.set()
+        thread.stopped.set()
 
-    monkeypatch.setattr(watch, "leave_now", leave_now)
+    monkeypatch.setattr(heartbeat, "end_now", end_now)
     speaks = harness.servers(1)[0].task_address("ps", 0)
-    with socket.create_server(("localhost", 0)) as stopped:
+    with socket.create_server(("localhost", 0)) as stopped, tf.Graph().as_default():
         where = f"localhost:{stopped.getsockname()[1]}"
-        serving = {("ps", 0): speaks, ("ps", 1): where}
-        heart = watch.Heart(None, "", tf.ConfigProto(), [], None, serving, 0.1)
-        heart._until(begun)
+        args = launch.defaults_of("HogWild")
+        args.ps_hosts, args.patience = [speaks, where], 0.1
+        thread = heartbeat.Heartbeat(args, None, incarnation.Incarnation(args))
+        thread.run()
     ((sentence, status),) = said
     assert re.fullmatch(rf"no answer in \d+ s from ps 1 at {where}", sentence)
     assert status == 138
@@ -320,8 +324,8 @@ def test_workers_need_not_reach_each_other(tmp_path):
     with hosts.Hosts("ps", "one", "two") as net:
         net.cut("one", "two")
         ps, one, two = (f"{net.address[name]}:2222" for name in net.names)
-        knock = f"import socket; socket.create_connection({tuple(one.split(':'))}, 3)"
-        command = [*net.inside["two"], sys.executable, "-c", knock]
+        dial = f"import socket; socket.create_connection({tuple(one.split(':'))}, 3)"
+        command = [*net.inside["two"], sys.executable, "-c", dial]
         tried = subprocess.run(command, capture_output=True, text=True)
         assert "timed out" in tried.stderr
         flags = [f"--ps_hosts={ps}", f"--worker_hosts={one},{two}", "--steps", "300"]
@@ -338,11 +342,11 @@ def test_workers_need_not_reach_each_other(tmp_path):
         assert not any("is gone" in line for line in started[1].lines)
     done = result(tmp_path / "logdir")
     assert done["global_steps"] == 300 and sorted(done["loss_per_worker"]) == ["0", "1"]
-    assert launch.wrong_books(done) == []
+    assert launch.wrong_stats(done) == []
 
 
 def test_a_chief_without_its_directory_goes_on_with_the_model(tmp_path):
-    """Nothing is lost: the model, the books, the other worker are where they were."""
+    """Nothing is lost: model, counters and the other worker are where they were."""
     copy = copy_of("HogWild", tmp_path)
     flags = ["--steps", "1500", "--slow_workers", "0.005"]
     with ByHand(copy, *flags, "--logdir", str(tmp_path / "one")) as run:
@@ -391,36 +395,114 @@ def test_a_ps_that_is_lost_after_the_last_update(tmp_path):
             assert task.wait(90) == 0, task.output
     assert worker.output.count("step 200/200") == 2, worker.output
     done = result(tmp_path / "logdir")
-    assert launch.wrong_books(done) == []
+    assert launch.wrong_stats(done) == []
     assert done["loss_per_worker"]["1"] is not None
 
 
-def test_a_ps_that_is_lost_between_two_looks_at_the_end(tmp_path):
+def test_a_ps_that_is_lost_before_a_worker_reports(tmp_path):
     """Worker 1 waits until the chief has restored, the chief for worker 1's report.
 
-    TensorFlow begins a session anew in the middle of a call, and says nothing: the
-    chief has to notice by itself that ps 1 is another. Worker 1 sleeps in that moment.
+    The chief has to notice by itself that ps 1 is another. Worker 1 sleeps in that
+    moment.
     """
     copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
-    path = copy / "cluster" / "protocol.py"
-    look = "            step, reason, *_ = session.run(self.look)\n"
+    path = copy / "cluster" / "run.py"
+    look = "        with self.rendezvous.session() as told:\n"
     sleep = """
-            if not (report.left or self.chief or hasattr(self, "slept")):
-                self.slept = True
-                print("between two looks", flush=True)
-                time.sleep(8)
+        if not (self.chief or hasattr(self, "slept")):
+            self.slept = True
+            print("before the report", flush=True)
+            time.sleep(8)
 """
     assert path.read_text().count(look) == 1
     path.write_text(path.read_text().replace(look, sleep + look))
     flags = ["--steps", "200", "--save_seconds", "1", "--slow_workers", "0.02"]
     settings = dict(NUM_PS="2", MAX_RESTARTS="1", TIMEOUT="120", LOGDIR=str(logdir))
     with launch.run_sh(copy, *flags, **settings) as run:
-        run.wait_for("between two looks")
+        run.wait_for("before the report")
         time.sleep(5)  # the chief waits for the report
         run.task("ps", 1).kill()
         assert run.wait(150) == 0, run.output
     assert "lost a ps" in run.output
-    assert launch.wrong_books(result(logdir)) == []
+    assert launch.wrong_stats(result(logdir)) == []
+
+
+# --- Success only when there is a result ---------------------------------------
+
+ENDS = ["HogWild", "Ring-All-Reduce", "Gossip-SGD", "In-Graph-Replication"]
+
+
+@pytest.mark.parametrize("folder", ["Non-Distributed-Setup", *ENDS])
+def test_an_input_that_ends_is_no_success(folder, tmp_path):
+    """TensorFlow takes the end of an input for that of the training."""
+    copy, logdir = copy_of(folder, tmp_path), tmp_path / "logdir"
+    path = copy / "problem.py"
+    ends = path.read_text().replace(".repeat()", ".repeat(2)")
+    assert ends != path.read_text()
+    path.write_text(ends)
+    flags = ["--steps", "500", "--patience", "5", "--logdir", str(logdir)]
+    with run_sh(copy, *flags) as running:
+        assert running.wait() in (1, 138), running.output
+        assert "Traceback" not in running.output
+    assert not (logdir / "result.json").exists()
+
+
+def test_no_tool_takes_a_status_for_a_result(tmp_path, monkeypatch):
+    """soak, faults and moved refuse a status 0 without a result of all updates."""
+    none = dict(lines=[], status=0, struck=True, seconds=1)
+    short = {"flags": {"steps": 9, "batch_size": 1}, "global_steps": 5, "examples": 5}
+    short |= {"rounds_per_worker": {"0": 5}, "gradients_dropped": 0}
+    short |= {"scheme": "HogWild", "test_accuracy": 0.9, "workers": 1}
+    assert launch.wrong_stats(short) == ["5 steps, not 9"]
+    cells = [c for c in faults.matrix(["HogWild"]) if c.restarts]
+    for found in (None, short):
+        for cell in cells[:1] + [c for c in cells if c.way == "hand"][:1]:
+            status = [0] * 4 if cell.way == "hand" else 0
+            assert faults.verdict(
+                {**none, "result": found, "cell": cell, "status": status}
+            )
+        zero = dict.fromkeys(["worker-0", "worker-1", "ps-0"], 0)
+        of_all = dict(statuses=zero, alive=[], result=found, lines=[])
+        assert moved.verdict(of_all)
+        assert walls.verdict({**of_all, "said": None})
+    case = soak.draw(0, 0)
+    script = tmp_path / "a copy" / case.folder / registry.script_of(case.folder)
+    monkeypatch.setattr(launch, "copy_of", lambda *_: script.parent)
+    script.parent.mkdir(parents=True)
+    (script.parent / "run.sh").write_text("echo logdir\n")
+    quiet = dataclasses.replace(case, fault="none")
+    assert "status 0 without result.json" in soak.run(quiet, tmp_path)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(hosts.missing() != "", reason=hosts.missing())
+@pytest.mark.parametrize(
+    "how", ["killed", pytest.param("lost", marks=launch.if_thorough)]
+)
+def test_a_chief_that_comes_back_at_another_address(how, tmp_path):
+    found = moved.run(moved.Case("HogWild", "worker-0", how), tmp_path)
+    assert moved.verdict(found) == [], "\n".join(found["lines"])
+    assert found["statuses"]["worker-0"] == 0
+    again = [line for line in found["lines"] if "lost a ps" in line]
+    assert len(again) <= 2, again
+
+
+WALLS = [
+    ("HogWild", "ps-0", "worker-1"),
+    ("Ring-All-Reduce", "worker-1", "worker-0"),
+    ("Gossip-SGD", "worker-0", "worker-3"),
+    pytest.param(
+        ("In-Graph-Replication", "ps-0", "worker-1"), marks=launch.if_thorough
+    ),
+]
+
+
+@pytest.mark.skipif(hosts.missing() != "", reason=hosts.missing())
+@pytest.mark.parametrize("case", WALLS, ids=str)
+def test_a_wall_is_named_with_both_of_its_ends(case, tmp_path):
+    found = walls.run(case, tmp_path)
+    assert walls.verdict(found) == [], "\n".join(found["lines"])
+    assert found["said"] is not None
 
 
 # --- A selection of the matrix, and of the soak -------------------------------
@@ -457,9 +539,11 @@ def test_the_run_of_fault_tolerance(tmp_path):
     killed = re.findall(r"run.sh: kill -9 of (\w+ \d)", run.output)
     assert killed == ["worker 1", "ps 0", "worker 0"], run.output
     assert run.output.count(" ended with status 137; restart 1 of 1") == 3
-    # The chief finds the model alive, unless it is killed while it restores that.
-    restored = run.output.count("resumes from global step")
-    assert "goes on with the model on the ps" in run.output or restored > 1
+    # The chief finds the model alive, unless it is killed before it has restored that.
+    before, _, after = run.output.partition("run.sh: kill -9 of worker 0")
+    restored = ["resumes from global step" in part for part in (before, after)]
+    alive = "goes on with the model on the ps" in after
+    assert alive or restored == [False, True], run.output
     done = result(logdir)
     assert done["global_steps"] == sum(done["rounds_per_worker"].values()) == 2500
     assert done["resumed_from"] > 0 and done["test_accuracy"] >= 0.9

@@ -21,7 +21,7 @@ import pytest
 import registry
 import rules
 from gossip_harness import FOLDER, Gossip, gossip, parse
-from harness import STREAMS, rows, tf
+from harness import STREAMS, rounds, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import LINE, copy_of, load, result, run_sh
@@ -98,7 +98,7 @@ def test_trace_by_hand() -> None:
     np.testing.assert_allclose([push.center[:, 0] for push in made], TRACE, atol=1e-6)
     assert [push.staleness for push in made] == [0, 1, 1, 1, 1]
     assert [push.step for push in made] == [1, 2, 3, 4, 5]
-    assert {push.what for push in made} == {rows.APPLIED}
+    assert {push.became for push in made} == {rounds.APPLIED}
 
 
 @st.composite
@@ -144,7 +144,7 @@ def test_many_rounds_in_a_call_are_as_many_calls() -> None:
     with Gossip(start=START, rounds=3) as run:
         for k in (0, 1, 1, 0):
             made = run.workers[k].call(3)
-            assert [push.what for push in made] == [rows.APPLIED] * 3
+            assert [push.became for push in made] == [rounds.APPLIED] * 3
         found = run.now()
     turns = itertools.chain.from_iterable([[k] * 3 for k in (0, 1, 1, 0)])
     words = [(v, k, None if k else 1) for k in turns for v in ("pull", "push")]
@@ -158,7 +158,7 @@ def test_many_rounds_in_a_call_are_as_many_calls() -> None:
 def test_one_worker_is_plain_sgd() -> None:
     with Gossip(start=START, streams=STREAMS[:1], rounds=2) as run:
         found = [run.chief.call(2) and run.now()[0] for _ in range(2)]
-        assert run.account()["bytes_pushed"] == 0
+        assert run.summary()["bytes_pushed"] == 0
     expected = rules.synchronous_sgd(streams(STREAMS[0]), np.array(START), 4, 0.1)
     np.testing.assert_allclose(found, expected[1::2], rtol=1e-6)
 
@@ -192,7 +192,7 @@ def test_an_exchange_keeps_the_mean(graph: str) -> None:
     np.testing.assert_allclose(mean, w, rtol=1e-5)
 
 
-# --- All at once: no deadlock, nothing lost, exact books ---------------------------
+# --- All at once: no deadlock, nothing lost, exact counters ------------------------
 
 
 def constant(index, usual):
@@ -219,12 +219,12 @@ def test_soak(graph: str, workers: int) -> None:
         def work(worker):
             made = worker.call(5)
             all_have_begun.wait(60)
-            while made[-1].what == rows.APPLIED:
+            while made[-1].became == rounds.APPLIED:
                 made += worker.call(5)
-            return [push.step for push in made if push.what == rows.APPLIED]
+            return [push.step for push in made if push.became == rounds.APPLIED]
 
         numbers = run.at_once(work)
-        total, done = run.now().sum(axis=0, dtype=float), run.account()
+        total, done = run.now().sum(axis=0, dtype=float), run.summary()
     assert sorted(itertools.chain(*numbers)) == list(range(1, steps + 1))
     np.testing.assert_allclose(total, steps, rtol=1e-5)
     made = {k: len(mine) for k, mine in enumerate(numbers)}
@@ -235,7 +235,7 @@ def test_soak(graph: str, workers: int) -> None:
 
 
 def test_a_replica_of_another_incarnation_is_left_alone() -> None:
-    """Who has not joined yet what the chief has restored is not averaged with."""
+    """A worker that has not joined what the chief has restored is not averaged with."""
     with Gossip(streams=STREAMS) as run:
         run.play(parse("pull B, push B"))
         run.chief.session.run(run.chief.open)
@@ -243,7 +243,7 @@ def test_a_replica_of_another_incarnation_is_left_alone() -> None:
         run.chief.average(1)
         np.testing.assert_allclose(run.now()[:, 0], [0, 0.5], atol=1e-6)
         refused = run.workers[1].push()
-        assert refused.what == rows.STRANGER
+        assert refused.became == rounds.NOT_JOINED
         run.workers[1].session.run(run.workers[1].join)
         run.chief.average(1)
         np.testing.assert_allclose(run.now()[:, 0], [0.25, 0.25], atol=1e-6)
@@ -320,8 +320,8 @@ def test_wrong_flags(capsys) -> None:
 
 
 def check(done: dict, workers: int, steps: int) -> None:
-    """Asserts that a result's books are exact, and that it has learnt."""
-    assert not launch.wrong_books(done)
+    """Asserts that a result's counters are exact, and that it has learnt."""
+    assert not launch.wrong_stats(done)
     assert (done["scheme"], done["global_steps"]) == (FOLDER, steps)
     assert (done["workers"], done["ps"]) == (workers, 0)
     made = done["rounds_per_worker"]
@@ -397,6 +397,6 @@ def test_the_others_go_on_without_one(kind, tmp_path) -> None:
         assert tasks[0].wait(150) == tasks[2].wait(30) == 0, tasks[0].output
     assert "worker 1 is gone: the run ends without it" in tasks[0].output
     done = result(logdir)
-    assert not launch.wrong_books(done)
+    assert not launch.wrong_stats(done)
     losses = done["loss_per_worker"]
     assert [losses[k] is None for k in "012"] == [False, True, False]

@@ -415,13 +415,16 @@ def problem():
 
 def check_data(problem, name, words, capsys, workers=1):
     """Asserts that `load` raises a sentence, and that the user gets to see it."""
-    from cluster import flags
+    from cluster import task
 
+    args = argparse.Namespace(
+        data=name, job_name="worker", task_index=0, worker_hosts=["a:1"] * workers
+    )
     with pytest.raises(ValueError) as error:
         problem.load(name, workers)
     assert all(word in str(error.value) for word in words), error.value
     with pytest.raises(SystemExit) as end:
-        flags.data(problem, argparse.Namespace(data=name), workers)
+        task.data(problem, args)
     said = capsys.readouterr().err
     check(end.value.code, said, [f"--data {name}: ", *words])
 

@@ -24,13 +24,13 @@ import harness
 import launch
 import numpy as np
 import pytest
-from harness import rounds, rows, tf
+from harness import rounds, tf
 from launch import REPO, copy_of, result, run_sh
 
 FOLDER = "Distributed-MNIST"
 sys.path.append(str(REPO / FOLDER))  # behind: its cluster/ is that of the others
 program = launch.load(FOLDER)
-barrier = importlib.import_module("cluster.barrier")
+sync = importlib.import_module("cluster.sync")
 ending, evaluate, export, models, optimizers, pictures, pipeline, placement = (
     importlib.import_module(name)
     for name in (
@@ -232,7 +232,7 @@ def test_shares_are_even() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 32, 640, 5 * 32 * 40])
-def test_a_worker_goes_on_where_the_books_say(digits, position) -> None:
+def test_a_worker_goes_on_where_the_counters_say(digits, position) -> None:
     """In mid-epoch or epochs later: the same rows, augmented in the same way."""
     args = args_of("--batch_size=32", "--shuffle=200")
     whole, images = stream(digits, args, 1, 2, 0, position // 32 + 4)
@@ -251,7 +251,7 @@ def test_an_epoch_of_another_length_is_an_error(digits, change) -> None:
     with pytest.raises(tf.errors.FailedPreconditionError) as error:
         stream(wrong, args, 0, 1, 0, 1294)
     sentence = f"expected to contain {1293 + change} elements"
-    with pytest.raises(harness.exits.Failure, match=sentence):
+    with pytest.raises(harness.task.Failure, match=sentence):
         pipeline.check(error.value)
     pipeline.check(None)  # a ps that has lost its variables is another matter
     pipeline.check(tf.errors.FailedPreconditionError(None, None, "uninitialized"))
@@ -329,22 +329,22 @@ class Worker:
         with self.graph.as_default(), self.graph.container(run.name), tf.device(setter):
             center, join = place.variables(run.model)
             move = optimizers.of(args, place)
-            self.kept = kept = ending.Books(args)
-            step = barrier.Barrier(args, center, kept) if args.issync else None
+            self.stats = stats = ending.Stats(args)
+            step = sync.Barrier(args, center, stats) if args.issync else None
             data = tf.data.Dataset.from_tensor_slices(run.streams[index]).repeat()
             iterator = tf.data.make_initializable_iterator(data)
 
             def loss(pieces, batch):
                 return run.loss(join(pieces), batch)
 
-            parts = args, center, kept, step, move, iterator.get_next, loss
+            parts = args, center, stats, step, move, iterator.get_next, loss
             self.calls = rounds.Calls(lambda last: program.graph(*parts, last), (1,))
             self.center = join(rounds.read(center))
-            inside = kept.incarnation
-            self.join = inside.join(f"test {index}")
-            self.open, self.wake = inside.open("", kept.prepare()), inside.on_open
-            first = [tf.global_variables_initializer(), inside.close()]
-            self.stop = kept.stop
+            state = stats.incarnation
+            self.join = state.join(f"test {index}")
+            self.open, self.on_open = state.open("", stats.prepare()), state.on_open
+            first = [tf.global_variables_initializer(), state.close()]
+            self.stop = stats.stop
         config = tf.ConfigProto(
             device_filters=["/job:ps", device], operation_timeout_in_ms=20000
         )
@@ -352,7 +352,7 @@ class Worker:
         if index == 0:
             self.session.run(first)
             self.session.run(self.open)
-            self.session.run(self.wake)
+            self.session.run(self.on_open)
         self.session.run(iterator.initializer)
         self.session.run(self.join)
 
@@ -466,7 +466,7 @@ def test_asynchronous_pushes_are_the_rule(num_ps, flags, monkeypatch) -> None:
             batches = [1.0, 3.0], [5.0, 7.0]
             count = [0, 1, 0, 0, 1, 1, 0][:t].count(k)
             rule.apply(rule.gradient(batches[k][count % 2]))
-            assert run.made[k].push() == [t + 1, 0, rows.APPLIED]
+            assert run.made[k].push() == [t + 1, 0, rounds.APPLIED]
             for mine, wanted in zip(run.made[0].now(), rule.w, strict=True):
                 np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=1e-6)
 
@@ -483,7 +483,7 @@ def test_synchronous_steps_are_the_mean_of_all(optimizer, num_ps) -> None:
             g = [rule.gradient(float(s[t % 2])) for s in streams]
             rule.apply([np.mean(parts, axis=0) for parts in zip(*g, strict=True)])
             said = run.at_once(1)
-            assert [what for _, _, what in said] == [rows.APPLIED] * 3
+            assert [what for _, _, what in said] == [rounds.APPLIED] * 3
             for mine, wanted in zip(run.made[0].now(), rule.w, strict=True):
                 np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=1e-6)
 
@@ -559,15 +559,15 @@ def test_an_early_end_is_exact(issync) -> None:
     ) as run:
         chief, other = run.made
         run.at_once(2)
-        step = chief.session.run(chief.kept.step)
+        step = chief.session.run(chief.stats.step)
         chief.session.run(chief.stop)
-        assert chief.session.run(chief.kept.now) == step + 1
+        assert chief.session.run(chief.stats.now) == step + 1
         said = run.at_once(1)
-        applied = [what for _, _, what in said].count(rows.APPLIED)
+        applied = [what for _, _, what in said].count(rounds.APPLIED)
         assert applied == (2 if issync else 1)
         weights = chief.now()
-        assert [w.push()[2] for w in run.made] == [rows.OVER] * 2
-        assert chief.session.run(chief.kept.step) == step + 1
+        assert [w.push()[2] for w in run.made] == [rounds.OVER] * 2
+        assert chief.session.run(chief.stats.step) == step + 1
         for a, b in zip(weights, other.now(), strict=True):
             np.testing.assert_array_equal(a, b)
 
@@ -717,7 +717,7 @@ def test_bad_records(how, words, digits, tmp_path, capsys) -> None:
     before = files_of(folder)
     args = args_of("--check", f"--data={folder}", f"--logdir={tmp_path / 'l'}")
     with pytest.raises(SystemExit) as end:
-        program.flags.data(supply.For(args), args, 2)
+        supply.load(args)
     line = said(capsys, end)
     assert words in line and f"--data {folder}: " in line
     assert files_of(folder) == before and not (tmp_path / "l").exists()
@@ -802,7 +802,7 @@ def test_more_workers_than_images(tmp_path, capsys) -> None:
     flags = f"--data={tmp_path / 'r'}", f"--logdir={tmp_path}"
     args = args_of(*flags, index=3, workers=4)
     with pytest.raises(SystemExit) as end:
-        program.flags.data(supply.For(args), args, 4)
+        supply.load(args)
     assert "training images for 4 workers" in said(capsys, end)
 
 
@@ -814,7 +814,7 @@ def test_evaluator_in_tf_config(monkeypatch, capsys) -> None:
         text = json.dumps({"cluster": {**cluster, **listed}, "task": task})
         monkeypatch.setenv("TF_CONFIG", text)
         args = program.parse_args([])
-        assert args.job_name == "evaluator" and not hasattr(args, "address")
+        assert args.job_name == "evaluator" and args.address is None
         assert args.worker_hosts == ["a:1", "b:1"]
         with pytest.raises(SystemExit) as end:
             launch.load("HogWild").parse_args([])
@@ -847,7 +847,7 @@ def saved(logdir: pathlib.Path) -> int:
     return max(map(int, steps), default=-1)
 
 
-def check_books(done: dict, batch_size: int = 32) -> None:
+def check_stats(done: dict, batch_size: int = 32) -> None:
     made = sum(done["rounds_per_worker"].values())
     each = done["flags"]["replicas_to_aggregate"] if done["flags"]["issync"] else 1
     assert made == each * done["global_steps"] + done["gradients_dropped"]
@@ -864,7 +864,7 @@ def test_the_run_of_the_readme(tmp_path) -> None:
     assert not strange(run), run.output
     done = result(logdir)
     assert done["test_accuracy"] >= 0.98 and done["global_steps"] == 808
-    check_books(done)
+    check_stats(done)
     evaluation = json.loads((logdir / "evaluator" / "evaluation.json").read_text())
     assert evaluation["global_step"] == 808
     assert evaluation["test_accuracy"] == pytest.approx(done["test_accuracy"])
@@ -927,7 +927,7 @@ def test_the_run_of_the_readme(tmp_path) -> None:
 def test_killed_in_mid_epoch(digits, tmp_path) -> None:
     """Sync, 2 ps, sharded: the evaluator, a worker in mid-epoch and a ps are killed.
 
-    All steps are made, the books account for each, nobody waits for the evaluator, and
+    All steps are made, the counters have each, nobody waits for the evaluator, and
     the worker goes on in its epoch, behind the images that counted.
     """
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
@@ -956,7 +956,7 @@ def test_killed_in_mid_epoch(digits, tmp_path) -> None:
     assert seen % 32 == 0 and seen >= 32 * 15
     done = result(logdir)
     assert done["global_steps"] == 160 and 0 < done["resumed_from"] < 160
-    check_books(done)
+    check_stats(done)
     assert done["test_accuracy"] > 0.85
     assert list(logdir.glob("model.ckpt-160.data-*-of-00002"))
 
@@ -974,7 +974,7 @@ def test_resumed_on_another_number_of_ps(digits, tmp_path) -> None:
         assert "resumes from global step 60" in run.output
     done = result(logdir)
     assert (done["resumed_from"], done["global_steps"], done["ps"]) == (60, 90, 1)
-    check_books(done)
+    check_stats(done)
     with run_sh(copy, *more) as run:
         assert run.wait(200) == 0, run.output
         assert "nothing to do" in run.output
@@ -993,7 +993,7 @@ def test_early_stopping_and_keras(issync, digits, tmp_path) -> None:
     assert "stops early: no better than at step" in run.output and not strange(run)
     done = result(logdir)
     assert done["global_steps"] == done["flags"]["steps"] < 100000
-    check_books(done)
+    check_stats(done)
 
 
 @launch.if_thorough

@@ -212,8 +212,8 @@ class Watch:
 
 
 def listens(port):
-    with socket.socket() as knock:
-        return knock.connect_ex(("localhost", port)) == 0
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", port)) == 0
 
 
 def files(folder):

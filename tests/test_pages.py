@@ -1,394 +1,449 @@
-"""Every shell command of every page, executed exactly as it is printed.
+"""What the pages say: headings, links, words, papers, and the messages of a run."""
 
-A ```bash block runs line by line in a copy of the repository, in the page's folder. A
-command that stands in a sentence or a table, as `bash run.sh --list`, runs too, unless
-it has dots for what the reader puts in. What needs another machine is a ```text block.
-
-The lines are as printed. What stands behind a few names is not (`BEHIND`): the copy's
-`.venv/bin/python` is this Python and shortens what takes long, and what would download
-packages or open a page in a browser only looks whether its files are there. Two ways:
-
-    check    a script gets --check, so that its flags and data are looked at; in a run
-             of several tasks once. A script without that flag prints its --help.
-    run      a script makes STEPS steps; a benchmark is its --quick. Commands of
-             several terminals run at once, at the ports that are printed, in a network
-             of their own. THOROUGH=1 runs every block, otherwise one of each kind runs.
-"""
-
-from __future__ import annotations
-
-import os
+import argparse
+import ast
+import functools
 import re
-import shlex
-import shutil
-import stat
-import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
-import launch
-import psutil
+import copies
 import pytest
 import registry
-import test_engines
-from launch import REPO
+from tree import REPO, files, run, short
 
-STEPS = 60
-LEAVE = (".git", ".venv*", "logdir", "__pycache__", ".*_cache", "node_modules")
-SECONDS = {"check": 250, "run": 1500}  # until a block that hangs is ended
-BLOCK = re.compile(r"^```bash\n(.*?)^```", re.S | re.M)
-FENCED = re.compile(r"^```.*?^```", re.S | re.M)
-INLINE = re.compile(r"`([^`\n]+)`")
-COMMAND = re.compile(
-    r"((\w+=('[^']*'|\S*) +)*(bash|sudo|pip|python3?|jupyter|tensorboard|\S+/python) \S"
-    r"|for \w+ in .*; do )"
-)
-PAGES = sorted(
-    path.relative_to(REPO)
-    for path in REPO.rglob("*.md")
-    if not {".venv", "logdir", "node_modules", ".pytest_cache"} & {*path.parts}
-)
-SCRIPTS = [registry.script_of(folder) for folder in registry.folders()]
-SCRIPTS.append("horovod_sgd.py")
-GROWS = "CONTRIBUTING.md"  # whose commands and diffs make a folder, one after the other
-# What git ignores, and the notebooks, whose outputs a command stores again.
-MAY_CHANGE = re.compile(
-    r"(.*/)?((\.venv|\.ruff_cache|\.pytest_cache|\.hypothesis|logdir)/|\.venv\.lock$)"
-    r"|Basics-Tutorial/.*\.ipynb$"
-)
-# Blocks that run in every test run, the others with THOROUGH=1: (page, number).
-RUN = {("HogWild/README.md", 1), ("Non-Distributed-Setup/README.md", 1)}
+EXAMPLES = registry.folders()
+PLAN = copies.plan(REPO, registry.EXAMPLES)
+PAGES = files(".md")
+MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:home|root|Users|work|opt|mnt|srv)/\w")
+UNFINISHED = re.compile("TO" + r"DO\b|FIX" + r"ME\b|\bXX" + r"X\b")
 
-# Blocks that show the newest run of another: its first line is run before them.
-SHOWS = {("Fault-Tolerance/README.md", 1): 0}
-
-PYTHON = """#!/usr/bin/env bash
-# @python@, but that what takes long is shortened.
-export PYTHONDONTWRITEBYTECODE=1
-case "${1-} ${2-}" in
-  "-m pip") shift 2; exec pip "$@" ;;
-  "-m venv") @venv@ ;;
-  "-m pytest") shift 2; @pytest@ ;;
-esac
-case ${1##*/} in
-  @scripts@) @scheme@ ;;
-  towers.py | mirrored.py) exec @python@ "$@" @device@ ;;
-  copies.py | registry.py | setup.py | ports.py | -*) exec @python@ "$@" ;;
-  curve.py | timeline.py | notebooks.py) @curve@ ;;
-esac
-case " $* " in *" --write-readme "*) exec @python@ "$@" ;; esac
-[ -f "$1" ] || { echo "no script $1" >&2; exit 2; }
-case $1 in benchmarks/* | */benchmarks/*) exec @python@ "$@" @benchmark@ ;; esac
-exec @python@ "$@" @other@
-"""
-WAYS = {
-    "check": dict(
-        # run.sh checks once, then starts the tasks: these have been checked.
-        scheme='case " $* ${LAUNCHER:+started} " in\n'
-        '    *" --check "* | *" --help "*) exec @python@ "$@" ;;\n'
-        '    *" started "*) exit 0 ;;\n'
-        '  esac; exec @python@ "$@" --check',
-        pytest='for a; do [[ $a != tests/* ]] || [ -f "$a" ] || exit 4; done; exit',
-        curve="exec @python@ -c 'import sys; compile(open(sys.argv[1]).read(), "
-        '"", "exec")\' "$1"',
-        venv='mkdir -p "${@: -1}/bin" && : >"${@: -1}/bin/activate"; exit',
-        device="--help",
-        benchmark="--help",
-        other="--help",
-    ),
-    "run": dict(
-        # Who is killed some seconds after the start has to be there until then.
-        scheme='case $1 in *fault_tolerance.py) exec @python@ "$@" ;; esac\n'
-        '  exec @python@ "$@" --steps @steps@',
-        pytest='exec @python@ -m pytest "$@" --collect-only -q -n 0',
-        curve='exec @python@ "$@"',
-        venv='exec @python@ "$@"',
-        device="--steps @steps@",
-        benchmark="--quick",
-        other="",
-    ),
-}
-# Of Horovod's own environment, which a copy has not.
-HOROVOD = {
-    "check": {
-        "python": 'exec @python@ "$@" --check',
-        "horovodrun": '[ "$1 $3" = "-np --gloo" ] || exit 2; shift 3; exec "$@"',
-    },
-    "run": {
-        "python": 'exec "$HOROVOD_VENV/bin/python" "$@" --steps @steps@',
-        "horovodrun": 'exec "$HOROVOD_VENV/bin/horovodrun" "$@"',
-    },
-}
-STANDS_IN = """#!/usr/bin/env bash
-# Starts nothing: the files that its arguments name have to be there.
-for argument; do
-  case $argument in
-    *.txt | *.ipynb) [ -f "$argument" ] || { echo "no file $argument" >&2; exit 2; } ;;
-  esac
-done
-"""
-BEHIND = {
-    "apt": STANDS_IN,
-    "pip": STANDS_IN,
-    "jupyter": STANDS_IN,
-    "tensorboard": STANDS_IN,
-    "sudo": '#!/usr/bin/env bash\nexec "$@"\n',
-}
+# --- READMEs -----------------------------------------------------------------
 
 
-def blocks(page: Path) -> list[str]:
-    """Returns the shell blocks of a page; those of GROWS have a test of their own."""
-    return [] if str(page) == GROWS else BLOCK.findall((REPO / page).read_text())
+def prose(text: str) -> str:
+    """Returns a page without its fenced code and comments."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    return re.sub(r"<!--.*?-->", "", text, flags=re.S)
 
 
-def inline(page: Path) -> list[str]:
-    """Returns the commands in a page's sentences and tables, each once."""
-    found = INLINE.findall(FENCED.sub("", (REPO / page).read_text()))
-    commands = [text for text in found if COMMAND.match(text) and "..." not in text]
-    return list(dict.fromkeys(commands))
+def headings(folder: str) -> list[str]:
+    """Returns the H2s of an example's README, all the same but for the parent."""
+    parent = registry.of(folder).parent
+    return [
+        "The update",
+        "Who does what",
+        "Run it",
+        "What you should see",
+        *([f"What changes from {parent}"] if parent else []),
+        "Where it departs from the paper",
+        "Make it yours",
+        "Reference",
+    ]
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a copy of the repository."""
-    root = tmp_path_factory.mktemp("a copy") / "guide"
-    shutil.copytree(REPO, root, ignore=shutil.ignore_patterns(*LEAVE), symlinks=True)
-    return root
-
-
-def executable(path: Path, text: str) -> None:
-    """Writes a program."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
-def set_up(copy: Path, way: str) -> dict[str, str]:
-    """Puts the way's programs behind their names; returns the environment."""
-    python = PYTHON
-    known = {"python": shlex.quote(sys.executable), "steps": str(STEPS)}
-    for name, text in {**WAYS[way], "scripts": " | ".join(SCRIPTS), **known}.items():
-        python = python.replace(f"@{name}@", text)
-    names = copy / ".venv" / "bin"
-    for name in ("python", "python3"):
-        executable(names / name, python)
-    for name, text in BEHIND.items():
-        executable(names / name, text)
-    for name, text in HOROVOD[way].items():
-        for key, value in known.items():
-            text = text.replace(f"@{key}@", value)
-        path = copy / "Horovod" / ".venv" / "bin" / name
-        executable(path, f"#!/usr/bin/env bash\n{text}\n")
-    # As if `bash test.sh` had made the environment.
-    stamp = 'source tools/setup.sh; for f in requirements requirements-dev; do stamp \
-"$f.txt" "$(venv_version)" >".venv/$f.txt.stamp"; done'
-    env = launch.environment(PATH=f"{names}{os.pathsep}{os.environ['PATH']}")
-    for name in ("PYTHON", "VENV", "NUM_WORKERS", "MAX_RESTARTS", "KILL", "THOROUGH"):
-        env.pop(name, None)
-    subprocess.run(["bash", "-ec", stamp], cwd=copy, env=env, check=True)
-    if way == "check":  # no task serves: no network has to be made for it
-        env["OPEN_PORTS"] = env["CHECK"] = "1"
-    return env
-
-
-def where(copy: Path, page: Path, text: str) -> Path:
-    """Returns the folder of a command: the page's, the root, or the script's.
-
-    The page's if the first file that is named is there; a table for many machines
-    stands in README.md and names a script of one folder.
-    """
-    here = copy / page.parent
-    for word in re.findall(r"[\w./-]+\.(?:sh|py|txt|ipynb)\b", text):
-        for folder in (here, copy, *(copy / name for name in registry.folders())):
-            if (folder / word).is_file():
-                return folder
-        raise AssertionError(f"{page}: there is no {word}")
-    return here
-
-
-def terminals(text: str) -> list[str]:
-    """Returns what is typed in each terminal: one, or one for each task by hand."""
-    lines = re.sub(r"\\\n\s*", "", text).splitlines()
-    tasks = [line for line in lines if "--task_index" in line]
-    if len(tasks) < 2:
-        return ["\n".join(lines)]
-    shared = lines[: lines.index(tasks[0])]
-    return ["\n".join([*shared, task]) for task in tasks]
-
-
-def script_of(text: str) -> str:
-    """Returns a program that runs each line and says its status at descriptor 3."""
-    lines = text.splitlines()
-    return "".join(f'{line}\necho "{n} $?" >&3\n' for n, line in enumerate(lines))
-
-
-def expected(line: str) -> int:
-    """Returns the status that a line should end with: what its comment says, or 0."""
-    said = re.search(r"#.*with status (\d+)", line)
-    return int(said[1]) if said else 0
-
-
-def left(copy: Path) -> list[str]:
-    """Returns the processes that still run something of the copy."""
+def house_format(folder: str, text: str, pin: str) -> list[str]:
+    """Returns what is wrong with the README of an example."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = " ".join(process.info["cmdline"] or [])
-        if str(copy) in words and process.pid != os.getpid():
-            found.append(words)
+    have = re.findall(r"^## (.*?) *$", prose(text), re.M)
+    if have != headings(folder):
+        found.append(f"H2s are {have}")
+    if not re.match(rf"# {re.escape(folder)}\b", text):
+        found.append("does not begin with its name")
+    versions = re.findall(r"tensorflow==([\d.]+\*?)", text)
+    wanted = ".".join(pin.split(".")[:2]) + ".*"
+    if not versions or {*versions} - {wanted, pin}:
+        found.append(f"quotes tensorflow {versions}, wanted {wanted}")
     return found
 
 
-def execute(copy: Path, page: Path, text: str, way: str, grows: bool = False) -> None:
-    """Runs a block or command; asserts every line's status and that nothing is left.
-
-    Files must be as before, unless the tree `grows`.
-    """
-    env = set_up(copy, way)
-    folder, before = copy if grows else where(copy, page, text), launch.tree(copy)
-    network = []
-    tasks = terminals(text)
-    if way == "run" and len(tasks) > 1:
-        network = ["unshare", "--net"]
-        if os.getuid():
-            network = ["unshare", "--user", "--map-root-user", "--net"]
-        missing = launch.without(network)
-        if missing:
-            pytest.skip(f"no network of its own for the printed ports: {missing}")
-    # One process starts the terminals, so that they share that network.
-    up = [sys.executable, str(REPO / "HogWild" / "cluster" / "ports.py"), "up"]
-    program = f"{shlex.join(up)} || exit 9\n" if network else ""
-    for number, task in enumerate(tasks):
-        file = copy.parent / f"terminal-{number}"
-        file.write_text(script_of(task))
-        said = copy.parent / f"status-{number}"
-        said.write_text("")
-        program += f"bash {shlex.quote(str(file))} 3>{shlex.quote(str(said))} &\n"
-        if way == "check":
-            program += "wait\n"
-    with subprocess.Popen(
-        [*network, "bash", "-c", program + "wait"],
-        cwd=folder,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=SECONDS[way])
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            raise
-    for number, task in enumerate(tasks):
-        lines = task.splitlines()
-        said = (copy.parent / f"status-{number}").read_text().splitlines()
-        statuses = dict(map(int, row.split()) for row in said)
-        want = {n: expected(line) for n, line in enumerate(lines)}
-        if way == "check":
-            want = dict.fromkeys(want, 0)
-        assert statuses == want, f"{page}\n{task}\n{output}"
-    assert left(copy) == []
-    after = launch.tree(copy)
-    changed = [n for n in {**before, **after} if before.get(n) != after.get(n)]
-    strange = [name for name in changed if not MAY_CHANGE.match(name)]
-    assert grows or not strange
+def pinned(package: str) -> str:
+    """Returns the version of a package in requirements.txt."""
+    text = (REPO / "requirements.txt").read_text()
+    return re.search(rf"^{package}==(\S+)$", text, re.M)[1]
 
 
-def some(page: Path) -> bool:
-    """Says whether a page is tried in every test run, the others with THOROUGH=1.
-
-    Those at the top and of docs/, and one folder of each family and of the engines.
-    """
-    families = [family.reference for family in registry.FAMILIES.values()]
-    return str(page.parent) in (".", "docs", "Engines", "Engines/MPI", *families)
+@pytest.mark.parametrize("folder", EXAMPLES)
+def test_house_format(folder: str) -> None:
+    text = (REPO / folder / "README.md").read_text()
+    assert house_format(folder, text, pinned("tensorflow")) == []
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=[] if some(p) else launch.if_thorough) for p in PAGES],
-    ids=str,
-)
-def test_every_command_can_be_typed(page: Path, copy: Path) -> None:
-    """Way `check`: files are there, flags and hosts are accepted, everything ends.
-
-    What many pages have in a sentence, word for word, is tried on the first of them.
-    """
-    for text in blocks(page):
-        execute(copy, page, text, "check")
-    for text in inline(page):
-        first = next(p for p in PAGES if text in inline(p))
-        if launch.THOROUGH or page == first or "run.sh" not in text:
-            execute(copy, page, text, "check")
+def test_house_format_can_fail() -> None:
+    folder = "HogWild"
+    good = f"# {folder}: x\ntensorflow==2.21.*\n"
+    good += "".join(f"## {title}\n" for title in headings(folder))
+    assert house_format(folder, good, "2.21.0") == []
+    assert house_format(folder, good, "2.22.0")
+    assert house_format(folder, good.replace("tensorflow", "tf"), "2.21.0")
+    assert house_format(folder, good.replace("## Run it", "### Run it"), "2.21.0")
+    assert house_format(folder, good.replace("# HogWild", "# AGN", 1), "2.21.0")
+    assert house_format(folder, good + "## More\n", "2.21.0")
 
 
-BLOCKS = [(page, number) for page in PAGES for number in range(len(blocks(page)))]
+def anchors(text: str) -> set[str]:
+    """Returns the anchors that GitHub gives to the headings of a page."""
+    seen: Counter[str] = Counter()
+    found = set()
+    for title in re.findall(r"^#{1,6} (.*?)[ #]*$", prose(text), re.M):
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        slug = re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
+        found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return found | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
 
 
-@pytest.mark.timeout(SECONDS["run"] + 60)
-@pytest.mark.parametrize(
-    "page, number",
+def broken_links(page: Path, text: str) -> list[str]:
+    """Returns the links to files and headings of the repository that lead nowhere."""
+    text = re.sub(r"`[^`\n]*`", "", prose(text))
+    links = re.findall(r"\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)", text)
+    links += re.findall(r'(?:href|src)="([^"]+)"', text)
+    links += re.findall(r"^\[[^\]]+\]: (\S+)", text, re.M)
+    found = []
+    for link in links:
+        if re.match(r"[a-z][a-z0-9+.-]*:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        if target.is_dir():
+            target = target / "README.md" if anchor else target
+        if not target.exists() or REPO not in [target, *target.parents]:
+            found.append(link)
+        elif anchor and anchor not in anchors(target.read_text()):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=short)
+def test_links(page: Path) -> None:
+    assert broken_links(page, page.read_text()) == []
+
+
+def test_links_can_fail() -> None:
+    page = REPO / "tests" / "page.md"
+    bad = ["nowhere.md", "../LICENSE#no", "../tools/nothing", "/LICENSE", "../.."]
+    for link in bad:
+        assert broken_links(page, f"[a]({link})\n") == [link]
+    assert broken_links(page, "[a](../LICENSE) [b](https://x.org/y) `[c](d)`\n") == []
+    assert anchors("# A `b` c: d\n## A\n## A\n") == {"a-b-c-d", "a", "a-1"}
+
+
+def test_pages_exist() -> None:
+    names = {short(page) for page in PAGES}
+    assert {"README.md", *(f"{name}/README.md" for name in EXAMPLES)} <= names
+
+
+TEXTS = files(".md", ".py", ".sh", ".sbatch", ".ipynb", ".toml", ".txt", ".yaml")
+TEXTS.append(REPO / ".ci" / "run")
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=short)
+def test_no_path_of_a_machine_and_nothing_unfinished(path: Path) -> None:
+    text = re.sub(r'"image/png": "[^"]*"', "", path.read_text())  # any letters
+    assert not MACHINE_PATH.search(text)
+    assert not UNFINISHED.search(text)
+
+
+def test_machine_paths_can_be_found() -> None:
+    for text in ("'/ho" + "me/me'", "at /Us" + "ers/x", "(/wo" + "rk/main)"):
+        assert MACHINE_PATH.search(text)
+    for text in ("/job:ps", "/path/to/python", "/dev/tcp/x", "https://x.org/home/y"):
+        assert not MACHINE_PATH.search(text)
+    assert UNFINISHED.search("# TO" + "DO: more")
+
+
+# What the runtime around the schemes was once called, and the modules that it had. One
+# letter of each is in brackets, so that this list does not find itself.
+GONE = "|".join(
     [
-        pytest.param(
-            *block,
-            id=f"{block[0]}-{block[1]}",
-            marks=[] if (str(block[0]), block[1]) in RUN else launch.if_thorough,
-        )
-        for block in BLOCKS
-    ],
+        r"\b(?:[l]obby|[r]ollcall|[l]ookouts?|[g]athering|[s]trangers?)\b",
+        r"\b[h]earts?\b(?! of)|\b[w]atch\.(?:py|[H]eart|wait|lost)|[s]igns? of life",
+        r"\b[s](?:ee|ees|een|eeing|aw) (?:\w+ ){1,3}off\b|\b[s](?:ee|een) off\b",
+        r"\b[s]en[dt]s? (?:\w+ ){0,3}home\b|\b[p]arting\b|\b[b]ye\b",
+        r"\b(?:[j]udg(?:e|es|ed|ing)|[m]eeting|gu[e]sts?|[s]eats?)\b",
+        r"\b[k]nock(?:s|ed|ing)?\b|\b[e]xtremes\b|\b[b]ooks\b|\bthe [c]ompany\b",
+        r"\b[k]ept\.(?:enter|read_step|temporary|device|me|of|incarnation|prepare)\b",
+        r"\b[n]otes\.(?:look|loss|lost|draw|write)|\b[n]otes = report",
+        r"(?:args|center|table), [k]ept[,)]",
+        r"\b[r]un\.account\b|\b[e]ntry\.(?:applied|packed|number|staleness)\b",
+        r"who[e]ver reaches this machine",
+        # Modules, in a path, an import or a name with a dot.
+        r"\bcluster[/.](?:[a]ccount|[a]like|[b]arrier|[b]ooks|[c]heckpoint|[c]urves"
+        r"|[e]xits|[f]ingerprint|[l]obby|[m]odel|[p]arting|[p]rotocol|[q]uorum|[r]ows"
+        r"|[s]erve|[s]tart|[s]traggler|[u]nroll|[w]atch|[c]ompany|[g]athering|[l]ookout"
+        r"|[m]eeting|[m]embers|[r]ollcall)\b",
+        r"\b(?:[a]like|[b]ooks|[p]rotocol|[l]obby|[r]ows|[u]nroll|[s]traggler)\.py\b",
+        r"\b(?:[b]ooks|[p]rotocol|[l]obby|[e]xits|[m]eeting|[c]ompany|[l]ookout)\.[A-Za-z]",
+        r"\b[a]like\.(?:broadcast|differ|check)",
+    ]
 )
-def test_block_runs(page: Path, number: int, copy: Path) -> None:
-    if "Horovod" in page.parts and launch.horovod():
-        pytest.skip(launch.horovod())
-    text = blocks(page)[number]
-    for name, why in test_engines.MISSING.items():
-        if why and (page.parent.name == name or f"Engines/{name}" in text):
-            pytest.skip(why)
-    if (str(page), number) in SHOWS:
-        text = f"{blocks(page)[SHOWS[str(page), number]].splitlines()[0]}\n{text}"
-    execute(copy, page, text, "run")
+GLOSSARY = REPO / "docs" / "glossary.md"
 
 
-def patch(files: list[Path], diff: str) -> None:
-    """Applies a diff as a page prints it: what it takes away is once in the files."""
-    hunks = [diff] if re.search("^ ", diff, re.M) else re.findall(PAIR, diff, re.M)
-    assert hunks
-    for hunk in hunks:
-        old = "".join(x[1:] for x in hunk.splitlines(keepends=True) if x[0] in " -")
-        new = "".join(x[1:] for x in hunk.splitlines(keepends=True) if x[0] in " +")
-        whole = re.compile("^" + re.escape(old), re.M)
-        (file,) = [f for f in files if len(whole.findall(f.read_text())) == 1]
-        file.write_text(file.read_text().replace(old, new))
+def gone(path: Path, text: str) -> list[str]:
+    """Returns the words of before in a file, each with its line.
+
+    The glossary may have them in the last column of a table with "was called".
+    """
+    if path == GLOSSARY:
+        head, called, table = text.partition("| was called |")
+        text = head + called + re.sub(r"[^|\n]*\|$", "|", table, flags=re.M)
+    text = re.sub(r'"image/png": "[^"]*"', "", text)
+    return [
+        f"{number}: {match[0]}"
+        for number, line in enumerate(text.splitlines(), 1)
+        for match in re.finditer(GONE, line, re.I)
+    ]
 
 
-PAIR = r"(?:^-.*\n)+(?:^\+.*\n)+"
+@pytest.mark.parametrize("path", TEXTS, ids=short)
+def test_no_word_of_before(path: Path) -> None:
+    assert gone(path, path.read_text()) == []
 
 
-def test_a_scheme_is_added_as_the_page_says(tmp_path: Path) -> None:
-    """CONTRIBUTING.md from top to bottom: afterwards all is in sync, and it runs."""
-    copy, new = tmp_path / "guide", "Sign-SGD"
-    shutil.copytree(REPO, copy, ignore=shutil.ignore_patterns(*LEAVE), symlinks=True)
-    page = (REPO / GROWS).read_text()
-    fences = re.findall(r"^```(bash|diff)\n(.*?)^```", page, re.S | re.M)
-    assert [kind for kind, _ in fences] == ["bash", "diff", "diff", "bash", "bash"]
-    for kind, text in fences:
-        if kind == "bash":
-            execute(copy, Path(GROWS), text, "check", grows=True)
-        else:
-            of_folder = [p for p in (copy / new).iterdir() if p.is_file()]
-            patch([copy / "tools" / "registry.py", *of_folder], text)
-    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    tool = [sys.executable, "tools/copies.py"]
-    done = subprocess.run(tool, cwd=copy, env=env, capture_output=True, text=True)
+def test_words_of_before_can_be_found() -> None:
+    page = REPO / "README.md"
+    for text in (
+        "the lo" + "bby",
+        "a si" + "gn of life",
+        "se" + "nds them all home",
+        "se" + "es the ps off",
+        "no St" + "ranger",
+        "from cluster import x\ncluster/bo" + "oks.py",
+        "ke" + "pt.enter(",
+        "cluster.ex" + "its",
+    ):
+        assert len(gone(page, text)) == 1, text
+    for text in ("all alike", "the heart of it", "is kept until", "rows", "from home"):
+        assert gone(page, text) == [], text
+    row = "| term | was called |\n|---|---|\n| rendezvous | lo" + "bby |\n"
+    assert gone(GLOSSARY, row) == []
+    assert gone(GLOSSARY, row + "The lo" + "bby |x\n") and gone(page, row)
+
+
+@pytest.mark.parametrize("folder", EXAMPLES)
+def test_docstring(folder: str) -> None:
+    tree = ast.parse((REPO / folder / registry.script_of(folder)).read_text())
+    first = (ast.get_docstring(tree) or "").splitlines()[0]
+    assert re.fullmatch(rf"{folder}: \S.*[^.]\.", first) and len(first) <= 85
+
+
+@pytest.mark.parametrize("folder", EXAMPLES)
+def test_every_flag_is_explained(folder: str) -> None:
+    script = REPO / folder / registry.script_of(folder)
+    done = run(sys.executable, script, "--help")
     assert done.returncode == 0, done.stderr
-    page = (copy / new / "README.md").read_text()
-    assert "+3 −3 lines" in page and "tf.sign(g)" in page
-    assert f"[{new}]({new}/)" in (copy / "README.md").read_text()
-    task = ["--job_name=worker", "--task_index=1", "--ps_hosts=a:1"]
-    task += ["--worker_hosts=b:1,c:1", "--check"]
-    script = [sys.executable, "sign_sgd.py", *task]
-    done = subprocess.run(script, cwd=copy / new, env=env, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    flags = set(re.findall(r"^  (?:-\w, )?(--\w+)", done.stdout, re.M)) - {"--help"}
+    assert {"--steps", "--learning_rate"} <= flags
+    pages = (REPO / folder / "README.md", REPO / "README.md")
+    text = "".join(copies.read(page) for page in pages)
+    assert {flag for flag in flags if not re.search(rf"{flag}\b", text)} == set()
+
+
+# --- Messages -----------------------------------------------------------------
+
+# A message as a program has it: texts, and None where a value is put in.
+Template = list[str | None]
+
+
+def templates_of_python(text: str) -> list[Template]:
+    """Returns the texts in a program, without docstrings and the help of flags."""
+    found: list[Template] = []
+
+    def put(parts: list[str | None]) -> None:
+        texts = [x if x is None else re.sub(r"\s+", " ", x) for x in parts]
+        found.append([x for x in texts if x != ""])
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.JoinedStr):
+            put([v.value if isinstance(v, ast.Constant) else None for v in node.values])
+            return
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            pieces = re.split(r"%(?:\(\w+\))?[a-z]", node.value)
+            put([part for piece in pieces for part in (piece, None)][:-1])
+        for child in ast.iter_child_nodes(node):
+            docstring = isinstance(child, ast.Expr) and isinstance(
+                child.value, ast.Constant
+            )
+            if not docstring and getattr(child, "arg", None) != "help":
+                visit(child)
+
+    visit(ast.parse(text))
+    return found
+
+
+def templates_of_bash(text: str) -> list[Template]:
+    """Returns the texts in double quotes of a shell script."""
+    value = r"\$\(\([^)]*\)\)|\$\([^)]*\)|\$\{[^}]*\}|\$\w+"
+    code = re.sub(r"^ *#.*$", "", text, flags=re.M)
+    found = []
+    for text in re.findall(r'"((?:[^"\\\n]|\\.)*)"', code):
+        parts = [p for piece in re.split(value, text) for p in (piece, None)][:-1]
+        found.append([part for part in parts if part != ""])
+    return found
+
+
+@functools.cache
+def letters(text: str) -> int:
+    return sum(c.isalpha() for c in text)
+
+
+@functools.cache
+def beginnings(text: str) -> set[int]:
+    """Returns where a piece of a text can begin: at its start and at every word."""
+    return {0, *(m.start() for m in re.finditer(r"\b|\W", text))}
+
+
+# Where a template can end in a text, and how many letters stand in the template itself
+# and in the other messages that are its values.
+Ends = dict[int, tuple[int, int]]
+
+
+def ends(parts: Template, text: str, at: int, values: dict[int, Ends]) -> Ends:
+    """Returns the ends of `parts` that begin at a place of a text.
+
+    A value is a word, or what `values` has at its place. The text may break off within
+    `parts`, after a whole word.
+    """
+    places = {at: (0, 0)}
+    for part in parts:
+        new: Ends = {}
+        for place, (own, inner) in places.items():
+            rest = text[place:]
+            more: Ends = {}
+            if not rest:
+                more[place] = (0, 0)
+            elif part is None:
+                word = re.match(r"\S*", rest).end()
+                more = {place + i: (0, 0) for i in range(1, word + 1)}
+                for end, (count, _) in values.get(place, {}).items():
+                    more[end] = (0, count)
+            elif rest.startswith(part):
+                more[place + len(part)] = (letters(part), 0)
+            elif part.startswith(rest) and not part[len(rest)].isalnum():
+                more[len(text)] = (letters(rest), 0)
+            for end, (a, b) in more.items():
+                new[end] = max(new.get(end, (0, 0)), (own + a, inner + b))
+        places = new
+    return places
+
+
+def is_printed(message: str, templates: list[Template]) -> bool:
+    """Says whether a message, or a piece of one, is what the templates can become.
+
+    At least half of its letters, and 8, must stand in the program as they do here. A
+    value may be another message: "--data mnist: the download failed" is two.
+    """
+    whole = [x for x in templates if letters("".join(part or "" for part in x)) > 3]
+    values: dict[int, Ends] = {}
+    for place in [m.start() for m in re.finditer(r"\b|\W", message)]:
+        values[place] = {}
+        for parts in whole:
+            if parts[0] and parts[0][0] == message[place : place + 1]:
+                values[place] |= ends(parts, message, place, {})
+    wanted = max(8, letters(message) / 2)
+    for parts in whole:
+        for i, part in enumerate(parts):
+            for start in beginnings(part or ""):
+                first = part if part is None else part[start:]
+                if first and first[0] != message[0]:
+                    continue
+                found = ends([first, *parts[i + 1 :]], message, 0, values)
+                own, inner = found.get(len(message), (0, 0))
+                if own > 3 and own + inner >= wanted:
+                    return True
+    return False
+
+
+# What launcher, cluster/, problem.py, scripts and whole programs print; not argparse.
+SCRIPTS = [
+    REPO / f / registry.script_of(f)
+    for f in registry.folders()
+    if registry.script_of(f)
+]
+WHOLE = [
+    REPO / e.folder for e in registry.of_family() if registry.FAMILIES[e.family].whole
+]
+PRINTED = [
+    *templates_of_bash((REPO / copies.REFERENCE / "run.sh").read_text()),
+    *templates_of_python((REPO / copies.REFERENCE / "problem.py").read_text()),
+    *(
+        x
+        for module, folder in PLAN.originals.items()
+        for x in templates_of_python(
+            (REPO / folder / "cluster" / f"{module}.py").read_text()
+        )
+    ),
+    *(x for f in WHOLE for x in templates_of_bash((f / "run.sh").read_text())),
+    *(x for f in SCRIPTS for x in templates_of_python(f.read_text())),
+    *(
+        x
+        for folder in WHOLE
+        for path in folder.glob("*.py")
+        for x in templates_of_python(path.read_text())
+    ),
+]
+PARSED = templates_of_python(Path(argparse.__file__).read_text())
+
+
+def messages(text: str) -> dict[str, bool]:
+    """Returns the messages of docs/troubleshooting.md; true are TensorFlow's own.
+
+    A cell that begins with a backtick is a message, any other describes something.
+    """
+    cells = re.findall(r"^\| `(.+?)`(?: \((.*?)\))? \|", text, re.M)
+    assert len(cells) == len(re.findall(r"^\| `", text, re.M))
+    return {message: "TensorFlow's" in remark for message, remark in cells}
+
+
+TROUBLES = messages((REPO / "docs" / "troubleshooting.md").read_text())
+
+
+@pytest.mark.parametrize("message", TROUBLES)
+def test_messages_are_printed(message: str) -> None:
+    ours = is_printed(message, PRINTED) or is_printed(message, PARSED)
+    assert ours != TROUBLES[message], "not what the code prints, or not as it is marked"
+
+
+def test_there_are_messages() -> None:
+    ours = [message for message, theirs in TROUBLES.items() if not theirs]
+    assert len(ours) > 15 and len(TROUBLES) > len(ours)
+
+
+@pytest.mark.parametrize("message", [m for m, theirs in TROUBLES.items() if not theirs])
+def test_a_changed_message_is_found(message: str) -> None:
+    """A word that is not a value cannot be another."""
+    words = re.findall(r"[a-zA-Z_]{2,}", message)
+    changed = [re.sub(rf"\b{word}\b", "quux", message, count=1) for word in words]
+    templates = [*PRINTED, *PARSED]
+    caught = [text for text in changed if not is_printed(text, templates)]
+    assert 2 * len(caught) >= len(words), caught
+    assert not is_printed("quux quux " + message, templates)
+
+
+def test_templates() -> None:
+    python = templates_of_python(
+        '''"""Doc."""\nf(f"a {x!r} b\\n  c" "d", help="no")\ny = "%s of %(z)d"\n'''
+    )
+    assert python == [["a ", None, " b cd"], [None, " of ", None]]
+    bash = templates_of_bash('# "no"\nfail "$1=${2:-x} in $(ls) $((1 + 2))"\n')
+    assert bash == [[None, "=", None, " in ", None, " ", None]]
+    known = [["the port of ", None, " is in use on ", None], ["this host"]]
+    for text in (
+        "the port of a:1 is in use on this host",
+        "port of a:1 is in use",
+        "is in use on b",
+    ):
+        assert is_printed(text, known), text
+    for text in (
+        "the port of a:1 is used on this host",
+        "the port of a b is in use on this host",
+        "the port of a:1 is in use on that host",
+        "the port of a:1 is in us",
+        "a:1",
+    ):
+        assert not is_printed(text, known), text
 
 
 # --- References ---------------------------------------------------------------
@@ -435,47 +490,3 @@ def test_citation() -> None:
     for field in ("cff-version", "message", "title", "authors", "date-released"):
         assert re.search(rf"^{field}:", text, re.M), field
     assert "docs/references.bib" in text
-
-
-def test_there_are_blocks() -> None:
-    assert len(BLOCKS) > 25 and sum(len(inline(page)) for page in PAGES) > 20
-    assert all(
-        (page, number) in {(str(p), n) for p, n in BLOCKS} for page, number in RUN
-    )
-    for page in PAGES:  # a shell block is ```bash, so that it is found
-        fences = re.findall(r"^```(\S+)$", (REPO / page).read_text(), re.M)
-        known = {"bash", "text", "diff", "math", "mermaid", "yaml", "python", "bibtex"}
-        assert set(fences) <= known | {"json", "dockerfile", "ini"}, page
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "bash run.sh --stepz 3",
-        "bash rum.sh",
-        "python hogwilt.py",
-        "NUM_PS=x bash run.sh",
-        "bash run.sh AGN --window 0",
-        "python hogwild.py --job_name ps --task_index 9 --ps_hosts p:1 "
-        "--worker_hosts a:1",
-        "jupyter lab No.ipynb",
-        "bash run.sh   # ends with status 1\nno_such_command",
-    ],
-)
-def test_a_bad_command_is_found(text: str, copy: Path) -> None:
-    with pytest.raises(AssertionError):
-        execute(copy, Path("README.md"), text, "check")
-
-
-def test_a_status_in_a_comment_is_expected() -> None:
-    assert expected("KILL=x bash run.sh  # the run ends, with status 137") == 137
-    assert expected("bash run.sh  # 2 workers") == 0
-
-
-def test_terminals_run_apart() -> None:
-    text = "A=1\npython x.py --task_index 0\npython x.py --task_index 1 --b c\n"
-    assert terminals(text) == [
-        "A=1\npython x.py --task_index 0",
-        "A=1\npython x.py --task_index 1 --b c",
-    ]
-    assert terminals("a \\\n  b\n") == ["a b"]

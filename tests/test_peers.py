@@ -1,4 +1,4 @@
-"""The schemes without a ps: exact to their rules, alike on all workers, and they end.
+"""The schemes without a ps: exact to their rules, equal on all workers, and they end.
 
 The graphs are those of the scripts, on servers in this process (`peer_harness`);
 endings are tried on real processes, in copies outside the repository.
@@ -23,7 +23,7 @@ import peer_harness
 import pytest
 import registry
 import rules
-from harness import STREAMS, exits, rounds, tf
+from harness import STREAMS, rounds, tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from launch import LINE, copy_of, load, result, run_sh
@@ -32,6 +32,7 @@ from peer_harness import SCHEMES, Peers
 pytestmark = pytest.mark.timeout(180)  # a wrong ring hangs
 
 RING = "Ring-All-Reduce"
+FAILURE = harness.task.Failure
 TRACE = [0.3, 0.77, 0.993, 1.3937]  # of Synchronous-SGD, by hand
 ENDLESS = ["--steps", "10000000"]
 WITHIN = 15  # seconds from the cause to the end
@@ -58,7 +59,7 @@ def test_the_ring_sums_exactly(workers: int, elements: int) -> None:
 
     def extra(peer):
         mine = tf.constant(vectors[peer.index], tf.float32)
-        ring = peer.peers
+        ring = peer.ring
         return [ring.sum(mine), ring.mean(workers * mine), ring.largest(mine)]
 
     with Peers(RING, streams=[[0.0]] * workers, extra=extra) as run:
@@ -77,7 +78,7 @@ def test_all_get_the_same_bits() -> None:
     values *= 10.0 ** np.arange(3)[:, None]
 
     def extra(peer):
-        return peer.peers.mean(tf.constant(values[peer.index]))
+        return peer.ring.mean(tf.constant(values[peer.index]))
 
     with Peers(RING, streams=[[0.0]] * 3, extra=extra) as run:
         found = run.at_once(lambda peer: peer.session.run(peer.extra))
@@ -101,17 +102,17 @@ def test_weights_that_differ_in_one_bit_are_found(name: str) -> None:
         run.workers[2].set(name, value)
 
         def fails(peer):
-            with pytest.raises(exits.Failure, match=f"^{name} is not the same on all"):
+            with pytest.raises(FAILURE, match=f"^{name} is not the same on all"):
                 peer.check.make(peer.session)
 
         run.at_once(fails)
 
 
-def test_all_take_over_what_the_chief_has_restored() -> None:
+def test_all_get_the_weights_that_the_chief_has_restored() -> None:
     with Peers(RING, start=[1.0] * 3, streams=[[0.0]] * 3) as run:
         run.chief.set("center", [0.1, -2.0, 3e20])
         run.chief.set("global_step", 2**40 + 1)
-        run.at_once(lambda peer: peer.session.run(peer.take))
+        run.at_once(lambda peer: peer.session.run(peer.broadcast))
         for peer in run.workers:
             np.testing.assert_array_equal(peer.now(), np.float32([0.1, -2.0, 3e20]))
             assert peer.own("global_step") == 2**40 + 1
@@ -120,23 +121,23 @@ def test_all_take_over_what_the_chief_has_restored() -> None:
 def test_workers_of_different_speed_agree_on_the_size_of_a_call() -> None:
     """Each has measured another pace; who made fewer rounds would be missed."""
 
-    class Notes:
-        def __init__(self):
-            self.left, self.lost, self.sizes = 100, None, []
+    class Told:
+        args = types.SimpleNamespace(steps=100)
 
-        def rounds(self, losses, entries):
+        def __init__(self):
+            self.sizes = []
+
+        def rounds(self, losses, counts):
             self.sizes.append(len(losses))
-            self.left -= len(losses)
 
     with Peers(RING, rounds=10) as run:
         run.chief.calls.seconds, run.workers[1].calls.seconds = 0.0001, 1.0
 
         def make(peer):
-            notes = Notes()
-            while notes.left > 0:
-                peer.calls.make(peer.session, notes)
-            assert notes.lost is None
-            return notes.sizes
+            told, left = Told(), 100
+            while left > 0:
+                left = peer.calls.make(peer.session, left, told)
+            return told.sizes
 
         one, other = run.at_once(make)
     assert one == other and sum(one) == 100
@@ -332,7 +333,7 @@ def test_any_local_sgd_is_the_rule(case: types.SimpleNamespace, after: int) -> N
     flags = [f"--learning_rate={case.eta}", f"--window={case.window}"]
     options = dict(streams=case.streams, start=case.start, rounds=case.rounds)
     with Peers(LOCAL, *flags, f"--local_after={after}", **options) as run:
-        found, done = run.trace(3), run.account()
+        found, done = run.trace(3), run.summary()
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-4)
     early = min(after, updates)
     steps = early + (updates - early) * case.window
@@ -404,7 +405,7 @@ def test_fragments_have_their_turns_and_one_is_diloco() -> None:
     options = dict(start=[1.0, -2.0, 3.0, -4.0, 5.0])
     with Peers(DILOCO, "--window=6", "--fragments=3", **options) as run:
         found = [np.array(options["start"], np.float32), *run.trace(4)]
-        pieces = run.account()["bytes_pushed"]
+        pieces = run.summary()["bytes_pushed"]
         own = [peer.own("x") for peer in run.workers]
     moved = [np.flatnonzero(a != b).tolist() for a, b in itertools.pairwise(found)]
     assert moved == [[0, 1], [2, 3], [4], [0, 1]]
@@ -412,7 +413,7 @@ def test_fragments_have_their_turns_and_one_is_diloco() -> None:
     np.testing.assert_array_equal(own[0][:2], own[1][:2])
     with Peers(DILOCO, "--window=6", **options) as run:
         run.trace(4)
-        assert pieces * 5 == run.account()["bytes_pushed"] * 2
+        assert pieces * 5 == run.summary()["bytes_pushed"] * 2
         for peer in run.workers:
             np.testing.assert_array_equal(peer.own("x"), peer.now())
 
@@ -463,17 +464,17 @@ def test_a_changed_formula_is_found(folder, old, new, monkeypatch) -> None:
     assert differs()
 
 
-# --- Books ----------------------------------------------------------------------
+# --- Counters -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("folder", SCHEMES)
 @pytest.mark.parametrize("workers", [1, 3])
-def test_books(folder: str, workers: int) -> None:
+def test_counters(folder: str, workers: int) -> None:
     """Exact, and on the chief alone: P = 5, of which no three even pieces are made."""
     with Peers(folder, start=[1.0] * 5, streams=[[0.0]] * workers, rounds=3) as run:
         run.trace(2)
-        done, args = run.account(), run.chief.args
-        assert all("books" not in peer.variables for peer in run.workers[1:])
+        done, args = run.summary(), run.chief.args
+        assert all("counters" not in peer.variables for peer in run.workers[1:])
     assert done["global_steps"] == 6 and done["resumed_from"] == 0
     assert done["rounds_per_worker"] == dict.fromkeys(range(workers), 6)
     each = args.batch_size * getattr(args, "window", 1)
@@ -537,7 +538,7 @@ def test_tf_config(capsys, monkeypatch) -> None:
 
 
 def check(folder: str, done: dict, workers: int, steps: int) -> None:
-    """Asserts that a result's books are exact."""
+    """Asserts that a result's counters are exact."""
     flags = done["flags"]
     assert (done["scheme"], done["global_steps"]) == (folder, steps)
     assert (done["workers"], done["ps"]) == (workers, 0)
@@ -569,7 +570,7 @@ def wait_until(holds, seconds: float, run) -> None:
     [(RING, 1), (DILOCO, 1), pytest.param(RING, 0, marks=launch.if_thorough)],
 )
 def test_a_ring_that_breaks_is_closed_again(folder, killed, tmp_path) -> None:
-    """Started again, all go on from the checkpoint: exact books, nothing left."""
+    """Started again, all go on from the checkpoint: exact counters, nothing left."""
     copy, logdir = copy_of(folder, tmp_path), tmp_path / "a logdir"
     before, window = launch.tree(copy), 5 if folder == DILOCO else 1
     command = ["--steps", "400", "--slow_workers", str(0.01 / window)]
@@ -625,18 +626,18 @@ def test_a_chief_that_has_left_is_not_asked_why() -> None:
         args=types.SimpleNamespace(
             worker_hosts=[f"localhost:{base + k}" for k in (0, 1)]
         ),
-        look="asked",
         asked=[],
         said=[],
-        _where=lambda worker: f"worker {worker}",
+        where=lambda worker: f"worker {worker}",
     )
 
     @contextlib.contextmanager
     def session():
         yield types.SimpleNamespace(run=here.asked.append)
 
-    here._short, here._give_up = session, here.said.append
-    leave = importlib.import_module("cluster.meeting").Meeting._leave
+    here.rendezvous = types.SimpleNamespace(session=session, reason="asked")
+    here.give_up = here.said.append
+    leave = importlib.import_module("cluster.peers").Run.leave
     leave(here, 1)
     assert not here.asked and here.said[0].startswith(
         "lost worker 1, and a ring cannot"
@@ -646,20 +647,36 @@ def test_a_chief_that_has_left_is_not_asked_why() -> None:
     assert here.asked == ["asked"] and here.said[0] == here.said[1]
 
 
+def rendezvous_of(workers: list[str]) -> tuple:
+    """Returns what worker 1 knows of the run by its chief, and worker 1's flags."""
+    task = ["--task_index=1", f"--worker_hosts={','.join(workers)}"]
+    args, target = load(RING).parse_args(task), f"grpc://{workers[0]}"
+    config = tf.ConfigProto(device_filters=["/job:worker/task:0"])
+    peers, rendezvous = (
+        importlib.import_module(f"cluster.{name}") for name in ("peers", "rendezvous")
+    )
+    beat = peers.Run.heartbeat
+    return rendezvous.Rendezvous(args, target, config, 4810, beat), args
+
+
+def all_have_joined(workers: list[str]) -> bool:
+    """Says whether every worker has joined the incarnation."""
+    if not all(harness.task.addresses.ports.answers(host) for host in workers):
+        return False
+    here, _ = rendezvous_of(workers)
+    with contextlib.suppress(tf.errors.OpError), here.session() as session:
+        number, joined = session.run([here.number, here.joined])
+        return number > 0 and bool((joined == number).all())
+    return False
+
+
 def say_that_worker_1_is_back(workers: list[str]) -> None:
     """Does what the next process of worker 1 does when it finds the run going on."""
-    args = types.SimpleNamespace(task_index=1, ps_hosts=[], worker_hosts=workers)
-    config = tf.ConfigProto(device_filters=["/job:worker/task:0"])
-    incarnation, lookout = (
-        importlib.import_module(f"cluster.{name}")
-        for name in ("incarnation", "lookout")
-    )
-    with tf.Graph().as_default():
-        run = incarnation.Incarnation(args)
-        with tf.device(run.device):
-            successor = lookout.Lookout(run, 1, workers)
-        with tf.Session(f"grpc://{workers[0]}", config=config) as session:
-            assert successor.is_replaced(session)
+    here, args = rendezvous_of(workers)
+    here.compare = lambda: None  # this process has another cluster/
+    successor = types.SimpleNamespace(args=args, rendezvous=here)
+    peers = importlib.import_module("cluster.peers")
+    assert not peers.Run._is_free(successor)
 
 
 @pytest.mark.parametrize("back", [False, True])
@@ -674,7 +691,7 @@ def test_a_worker_that_dies_while_the_chief_is_busy(back, tmp_path) -> None:
         other = hand.start(1)
         other.wait_for("still waiting for worker 0")  # it can join at once
         chief = hand.start(0)
-        wait_until((logdir / "checkpoint").exists, 60, chief)
+        wait_until(lambda: all_have_joined(hand.workers), 60, chief)
         time.sleep(10)  # both have begun their first round
         other.process.kill()
         other.process.wait()
@@ -696,7 +713,7 @@ def test_a_chief_that_is_back_while_a_worker_is_busy(tmp_path) -> None:
     flags = [*ENDLESS, "--slow_workers", "0,1000", "--logdir", str(logdir)]
     with launch.WorkersByHand(copy, *flags) as hand:
         other, chief = hand.start(1), hand.start(0)
-        wait_until((logdir / "checkpoint").exists, 60, chief)
+        wait_until(lambda: all_have_joined(hand.workers), 60, chief)
         time.sleep(5)  # both have begun their first round
         chief.process.kill()
         chief.process.wait()

@@ -1,4 +1,4 @@
-"""What a worker notes of its rounds: lines, the end, divergence; how many make a call.
+"""What a worker prints of its rounds, the end, divergence; how many make a call.
 
 The clock here only moves when a test moves it, and most sessions are not one.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import registry
 
-from cluster import exits, report, rounds, rows
+from cluster import report, rounds, task
 
 
 class Clock:
@@ -36,16 +36,19 @@ class Said:
     """A report, and the lines that it printed: (time, global step, text)."""
 
     def __init__(self, clock, capsys, steps=10**6, **flags):
+        flags = {"task_index": 0, "lines": 10, **flags}
         flags.update(steps=steps, learning_rate=0.1, logdir=str(clock.folder))
-        args = argparse.Namespace(**flags)
-        self.report = report.Report(args, "accuracy", (None, None))
+        self.args = argparse.Namespace(**flags)
+        self.report = report.Report(self.args, "accuracy", (None, None))
         self.clock, self.capsys, self.lines = clock, capsys, []
 
-    def rounds(self, *entries, losses=None, seconds=0.0):
-        """Notes a call's rounds, `seconds` later; returns what is left to do."""
+    def rounds(self, *counts, losses=None, seconds=0.0):
+        """Reports a call's rounds, `seconds` later; returns the updates left."""
         self.clock.now += seconds
-        losses = np.ones(len(entries)) if losses is None else np.asarray(losses)
-        left = self.report.rounds(losses, np.asarray(entries))
+        losses = np.ones(len(counts)) if losses is None else np.asarray(losses)
+        counts = np.asarray(counts)
+        left = rounds.updates_left(losses, counts, self.args)  # as rounds.Calls does
+        self.report.rounds(losses, counts)
         for line in self.capsys.readouterr().out.splitlines():
             step = int(re.match(r"step +(\d+)/", line)[1])
             self.lines.append((self.clock.now - 1000, step, line))
@@ -54,7 +57,6 @@ class Said:
 
 @pytest.fixture
 def clock(monkeypatch, tmp_path):
-    monkeypatch.setattr(report, "LINES", 10)  # Fault-Tolerance has more
     return Clock(monkeypatch, tmp_path)
 
 
@@ -64,7 +66,7 @@ def clock(monkeypatch, tmp_path):
 def test_a_line_after_1_2_4_8_seconds_and_then_every_10(clock, capsys):
     said = Said(clock, capsys)
     for step in range(1, 600):
-        said.rounds([step, 0, rows.APPLIED], seconds=0.1)
+        said.rounds([step, 0, rounds.APPLIED], seconds=0.1)
     times = [at for at, *_ in said.lines]
     gaps = np.diff([0.1, *times])
     assert gaps.tolist() == pytest.approx([1, 2, 4, 8, 10, 10, 10, 10], abs=0.25)
@@ -74,7 +76,7 @@ def test_a_line_after_1_2_4_8_seconds_and_then_every_10(clock, capsys):
 def test_a_line_every_tenth_of_the_way(clock, capsys):
     said = Said(clock, capsys, steps=1000)
     for step in range(1, 1001):
-        said.rounds([step, 2, rows.APPLIED], losses=[0.5], seconds=0.001)
+        said.rounds([step, 2, rounds.APPLIED], losses=[0.5], seconds=0.001)
     assert [step for _, step, _ in said.lines] == list(range(100, 1001, 100))
     assert "loss 0.5000  staleness 2.0  " in said.lines[-1][-1]
 
@@ -83,7 +85,7 @@ def test_a_round_of_a_minute_has_a_line_of_its_own(clock, capsys):
     """The first says at once that training goes on; there is no rate yet."""
     said = Said(clock, capsys, steps=100)
     for step in range(1, 5):
-        said.rounds([step, 0, rows.APPLIED], seconds=60)
+        said.rounds([step, 0, rounds.APPLIED], seconds=60)
     assert [step for _, step, _ in said.lines] == [2, 3, 4]
     assert "  0 steps/s  5760 s left" in said.lines[-1][-1]
 
@@ -91,7 +93,7 @@ def test_a_round_of_a_minute_has_a_line_of_its_own(clock, capsys):
 def test_only_the_chief_says_what_is_left(clock, capsys):
     said = Said(clock, capsys, steps=10, task_index=1)
     for step in range(1, 11):
-        said.rounds([step, 0, rows.APPLIED], seconds=1)
+        said.rounds([step, 0, rounds.APPLIED], seconds=1)
     assert said.lines and not any("left" in text for *_, text in said.lines)
 
 
@@ -100,7 +102,7 @@ def test_lines_of_one_call_have_a_rate_that_can_be(clock, capsys):
     said = Said(clock, capsys, steps=20)
     for first in (1, 11):
         steps = range(first, first + 10)
-        said.rounds(*[[step, 0, rows.APPLIED] for step in steps], seconds=1)
+        said.rounds(*[[step, 0, rounds.APPLIED] for step in steps], seconds=1)
     assert said.lines[-1][1] == 20
     for *_, text in said.lines:
         assert int(re.search(r"(\d+) steps/s", text)[1]) <= 20, text
@@ -109,8 +111,8 @@ def test_lines_of_one_call_have_a_rate_that_can_be(clock, capsys):
 def test_no_line_has_a_step_after_the_last(clock, capsys):
     """What comes too late in the call of the last update has a number of its own."""
     said = Said(clock, capsys, steps=20)
-    said.rounds([1, 0, rows.APPLIED])
-    said.rounds([20, 0, rows.APPLIED], [21, 0, rows.OVER], seconds=1)
+    said.rounds([1, 0, rounds.APPLIED])
+    said.rounds([20, 0, rounds.APPLIED], [21, 0, rounds.OVER], seconds=1)
     assert [step for _, step, _ in said.lines] == [20]
 
 
@@ -118,26 +120,28 @@ def test_no_line_has_a_step_after_the_last(clock, capsys):
 
 
 def test_what_counts_as_a_round(clock, capsys):
-    """A dropped gradient is one; what was pushed too late or by a stranger is not."""
+    """A dropped gradient is one; what was pushed after the last update is not."""
     said = Said(clock, capsys, steps=10)
     nan = float("nan")
-    assert said.rounds([4, 0, rows.APPLIED], losses=[1.0]) == 6
-    assert said.rounds([5, 0, rows.LATE], losses=[3.0]) == 5
-    assert said.rounds([10, 3, rows.APPLIED], [11, 0, rows.OVER], losses=[5, nan]) == 0
-    assert said.report.mean_loss() == 3.0
-    assert not said.report.stranger
+    assert said.rounds([4, 0, rounds.APPLIED], losses=[1.0]) == 6
+    assert said.rounds([5, 0, rounds.LATE], losses=[3.0]) == 5
+    last = [10, 3, rounds.APPLIED], [11, 0, rounds.OVER]
+    assert said.rounds(*last, losses=[5, nan]) == 0
+    assert said.report.mean_loss() == 3.0 and said.report.rounds_made == 3
 
 
-def test_a_stranger_makes_no_more_rounds(clock, capsys):
-    said = Said(clock, capsys)
-    assert said.rounds([4, 0, rows.STRANGER], losses=[float("nan")]) == 0
-    assert said.report.stranger and said.report.rounds_made == 0
+def test_a_worker_that_has_not_joined_makes_no_more_rounds(clock, capsys):
+    said, push = Said(clock, capsys), [4, 0, rounds.NOT_JOINED]
+    with pytest.raises(harness.tf.errors.AbortedError, match="has restored the model"):
+        said.rounds(push, losses=[float("nan")])
+    said.report.rounds(np.array([float("nan")]), np.array([push]))
+    assert said.report.rounds_made == 0 and not capsys.readouterr().out
 
 
 def test_an_older_step_than_before_is_after_a_restore(clock, capsys):
     said = Said(clock, capsys, steps=1000)
     for step in (390, 401, 30, 101):
-        said.rounds([step, 0, rows.APPLIED], seconds=0.5)
+        said.rounds([step, 0, rounds.APPLIED], seconds=0.5)
     assert [step for _, step, _ in said.lines] == [401, 101]
     assert all("-" not in text for *_, text in said.lines)
 
@@ -145,8 +149,8 @@ def test_an_older_step_than_before_is_after_a_restore(clock, capsys):
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number(loss, clock, capsys):
     said = Said(clock, capsys)
-    with pytest.raises(exits.Failure, match=f"the loss is {loss} at global step 2"):
-        said.rounds([1, 0, rows.APPLIED], [2, 0, rows.APPLIED], losses=[1, loss])
+    with pytest.raises(task.Failure, match=f"the loss is {loss} at global step 2"):
+        said.rounds([1, 0, rounds.APPLIED], [2, 0, rounds.APPLIED], losses=[1, loss])
 
 
 @pytest.mark.parametrize("folder", registry.folders("ps"))
@@ -161,11 +165,12 @@ def test_each_scheme_notices_that_it_diverges(folder):
 
     rate = "--learning_rate=1e30"
     with harness.Run(folder, rate, streams=[(0.0,)], problem=problem) as run:
-        notes = report.Report(run.args(0), "accuracy", (None, None))
-        with pytest.raises(exits.Failure, match="training diverged"):
+        args = run.args(0)
+        told, left = report.Report(args, "accuracy", (None, None)), args.steps
+        with pytest.raises(task.Failure, match="training diverged"):
             for _ in range(5):
-                run.chief.calls.make(run.chief.session, notes)
-        assert notes.left > 0
+                left = run.chief.calls.make(run.chief.session, left, told)
+        assert left > 0
 
 
 def test_one_process_numbers_its_rounds_in_order():
@@ -187,9 +192,9 @@ def test_one_process_numbers_its_rounds_in_order():
         )
         session.run(tf.global_variables_initializer())
         for call in range(50):
-            losses, entries, _ = session.run(made.fetches[10])
+            losses, counts, _ = session.run(made.fetches[10])
             steps = np.arange(10 * call + 1, 10 * call + 11)
-            assert entries[:, 0].tolist() == steps.tolist()
+            assert counts[:, 0].tolist() == steps.tolist()
             # Each at the weights that the one before it has left: w = 1 - 0.9 ** step.
             assert losses == pytest.approx(2 * 0.81 ** (steps - 1), rel=1e-2, abs=1e-9)
 
@@ -198,10 +203,14 @@ def test_one_process_numbers_its_rounds_in_order():
 
 
 class Session:
-    """Makes calls that take `seconds` a round, and notes how many rounds each had."""
+    """Makes calls that take `seconds` a round, and counts the rounds of each.
+
+    It stands for the report, too.
+    """
 
     def __init__(self, clock, seconds, steps):
         self.clock, self.seconds, self.left, self.calls = clock, seconds, steps, []
+        self.args, self.made = argparse.Namespace(steps=steps), 0
 
     def make_callable(self, fetch):
         size = int(fetch[1].shape[0])
@@ -209,14 +218,20 @@ class Session:
         def call():
             self.clock.now += size * self.seconds
             self.calls.append(size)
-            return np.ones(size), np.ones((size, 3), int), None
+            counts = np.ones((size, 3), int)
+            counts[:, 0] = self.made + 1 + np.arange(size)
+            self.made += size
+            return np.ones(size), counts, None
 
         return call
 
-    def rounds(self, losses, _):
-        """As a report: returns what is left."""
-        self.left -= len(losses)
-        return self.left
+    def make(self, calls):
+        """Makes rounds, as `training` does."""
+        self.left = calls.make(self, self.left, self)
+
+    def rounds(self, losses, counts):
+        """As a report: does nothing."""
+        assert len(losses) == len(counts)
 
 
 @pytest.fixture
@@ -226,19 +241,20 @@ def calls():
 
         def one_round(last):
             step = tf.zeros([], tf.int64)
-            entry = rows.Entry(step, step, step, tf.stack([step, step, step]))
-            return rounds.Round(tf.zeros([]), entry, [tf.no_op()])
+            packed = tf.stack([step, step, step])
+            counted = rounds.Counted(step, step, step, packed)
+            return rounds.Round(tf.zeros([]), counted, [tf.no_op()])
 
         yield rounds.Calls(one_round)
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.02, 0.1, 0.3, 0.7, 3.0])
 def test_a_call_is_never_much_longer_than_a_second(seconds, clock, calls):
-    """So that hooks, log and Ctrl-C are near. A longer round is alone in its call."""
+    """So that log and Ctrl-C are near. A longer round is alone in its call."""
     session = Session(clock, seconds, 10**6)
     for _ in range(20):
         began = clock.now
-        calls.make(session, session)
+        session.make(calls)
         # A look's rounds, and a call that began just before the look was due.
         assert clock.now - began <= max(rounds.LOOK + 1.01, seconds)
     assert rounds.LOOK <= 1
@@ -251,32 +267,33 @@ def test_a_call_is_never_much_longer_than_a_second(seconds, clock, calls):
 
 def test_rounds_that_become_longer_are_fewer_to_a_call(clock, calls):
     session = Session(clock, 0.001, 10**6)
-    calls.make(session, session)
+    session.make(calls)
     assert session.calls[-1] == 10
     session.calls.clear()
     session.seconds = 0.4
     for _ in range(3):
-        calls.make(session, session)
+        session.make(calls)
     assert session.calls[0] == 10 and set(session.calls[1:]) == {1}
 
 
 @pytest.mark.parametrize("steps", [1, 7, 10, 25])
 def test_the_end_is_not_passed(steps, clock, calls):
     session = Session(clock, 0.001, steps)
-    calls.make(session, session)
+    session.make(calls)
     assert session.left == 0 and sum(session.calls) == steps
 
 
 # --- Curves -------------------------------------------------------------------
 
 FULL_DISK = """
-import glob, os, sys, time
-from cluster import curves
+import glob, os, sys
+from cluster import report
 from cluster import tensorflow_v1 as tf
 
+curves = report.Curves(sys.argv[1])
+
 def point(step):
-    curves.write(sys.argv[1], step, {"loss": float(step)})
-    tf.summary.FileWriterCache.get(sys.argv[1]).add_session_log(tf.SessionLog(), step)
+    curves.add(step, {"loss": float(step)})
 
 point(1)
 with open("fill", "wb", buffering=0) as fill:
@@ -288,7 +305,6 @@ with open("fill", "wb", buffering=0) as fill:
 for step in range(2, 2000):
     point(step)
 os.remove("fill")
-time.sleep(1.1)  # TensorFlow names a file after its second
 point(2000)
 point(2001)
 for path in sorted(glob.glob("events.out.tfevents.*")):
@@ -306,10 +322,7 @@ NO_MOUNTS = launch.without(faults.OWN_MOUNTS)
 
 @pytest.mark.skipif(NO_MOUNTS != "", reason=NO_MOUNTS)
 def test_a_disk_that_is_full_costs_points_of_the_curves_and_no_more(tmp_path):
-    """On a disk of 4 MB; no writer ends in a traceback, and the last points are there.
-
-    A checkpoint is noted with every point, as a session's hook does it.
-    """
+    """On a disk of 4 MB: no traceback, and the last points are there."""
     mount = f'mount -t tmpfs -o size=4m tmpfs "{tmp_path}" && cd "{tmp_path}" && "$@"'
     python = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Many rounds in one call, the books of ps 0, and runs that begin again.
+"""Many rounds in one call, the counters of ps 0, and runs that begin again.
 
 On a cluster in this process (`harness`): two workers whose calls run at the same time,
 a session that goes away, a restore, and what TensorFlow sends for a call.
@@ -7,6 +7,7 @@ a session that goes away, a restore, and what TensorFlow sends for a call.
 from __future__ import annotations
 
 import collections
+import importlib
 import itertools
 import threading
 import time
@@ -26,7 +27,6 @@ from harness import (
     Run,
     in_turn,
     rounds,
-    rows,
     tf,
 )
 from hypothesis import given, settings
@@ -38,7 +38,7 @@ NUM_PS = pytest.mark.parametrize("num_ps", [1, 2])
 ONE_OF_EACH = pytest.mark.parametrize("folder", ["HogWild", "AEASGD", "SAGN"])
 COUNTED = [f for f in ASYNCHRONOUS if f != "Distributed-Setup"]
 SAGN, RATES = "SAGN", "Synchronous-SGD-different-learning-rates"
-BATCH = 32  # examples of a mini-batch, by the flags; the books believe them
+BATCH = 32  # examples of a mini-batch, by the flags; the counters believe them
 
 
 def window_of(folder: str) -> int:
@@ -101,12 +101,12 @@ def test_one_worker_in_calls_is_its_rule(folder: str, count: int, num_ps: int) -
         last = run.chief.call()
         # A pull sees this worker's last update: nobody came between.
         assert [push[:3] for push in [*pushes, last[0]]] == [
-            (1 + i, 0, rows.APPLIED) for i in range(steps)
+            (1 + i, 0, rounds.APPLIED) for i in range(steps)
         ]
-        assert [push.what for push in last[1:]] == [rows.OVER] * (count - 1)
+        assert [push.became for push in last[1:]] == [rounds.OVER] * (count - 1)
         np.testing.assert_allclose(run.chief.now(), expected[-1], **near)
-        table, account = run.table(), run.account()
-        assert run.chief.step() == account["global_steps"] == steps
+        table, summary = run.counters(), run.summary()
+        assert run.chief.step() == summary["global_steps"] == steps
     assert table["rounds"] == table["updates"] == [steps]
     assert table["examples"] == [steps * BATCH * window_of(folder)]
     assert table["pulled"] == [steps * 3 * 4]
@@ -140,17 +140,17 @@ def test_a_pull_waits_for_its_own_update_on_every_ps(folder, monkeypatch) -> Non
         np.testing.assert_allclose(run.chief.now(), expected, rtol=1e-5, atol=1e-6)
 
 
-# --- Workers at once: the books against what the workers were told ------------
+# --- Workers at once: the counters against what the workers were told ---------
 
 
-def assert_books(run: Run, made: list[list], steps: int) -> None:
-    """Asserts that the books say what the entries say that each worker got."""
-    folder, table, account = run.folder, run.table(), run.account()
-    applied = [[p for p in mine if p.what == rows.APPLIED] for mine in made]
-    late = [[p for p in mine if p.what == rows.LATE] for mine in made]
+def assert_counters(run: Run, made: list[list], steps: int) -> None:
+    """Asserts that the counters say what each worker was told of its rounds."""
+    folder, table, summary = run.folder, run.counters(), run.summary()
+    applied = [[p for p in mine if p.became == rounds.APPLIED] for mine in made]
+    late = [[p for p in mine if p.became == rounds.LATE] for mine in made]
     counts = [len(a) + len(b) for a, b in zip(applied, late, strict=True)]
     size, sent = 4 * len(run.start), wire_of(folder) * len(run.start)
-    assert run.chief.step() == account["global_steps"] == sum(table["updates"]) == steps
+    assert run.chief.step() == summary["global_steps"] == sum(table["updates"]) == steps
     assert table["rounds"] == counts
     assert table["dropped"] == [len(mine) for mine in late]
     assert table["examples"] == [n * BATCH * window_of(folder) for n in counts]
@@ -158,13 +158,13 @@ def assert_books(run: Run, made: list[list], steps: int) -> None:
     assert table["pushed"] == [n * sent for n in counts]
     told = [p.staleness for p in itertools.chain(*applied)]
     assert table["staleness"] == [sum(p.staleness for p in mine) for mine in applied]
-    assert account["max_staleness"] == max(told)
-    assert account["mean_staleness"] == pytest.approx(sum(told) / steps)
-    assert account["rounds_per_worker"] == dict(enumerate(counts))
-    assert account["bytes_pulled"] == sum(counts) * size
-    assert account["bytes_pushed"] == sum(counts) * sent
-    assert account["gradients_dropped"] == sum(map(len, late))
-    assert min(told) >= 0 and account["seconds"] > 0
+    assert summary["max_staleness"] == max(told)
+    assert summary["mean_staleness"] == pytest.approx(sum(told) / steps)
+    assert summary["rounds_per_worker"] == dict(enumerate(counts))
+    assert summary["bytes_pulled"] == sum(counts) * size
+    assert summary["bytes_pushed"] == sum(counts) * sent
+    assert summary["gradients_dropped"] == sum(map(len, late))
+    assert min(told) >= 0 and summary["seconds"] > 0
     numbers = sorted(p.step for p in itertools.chain(*applied))
     if run.asynchronous:
         assert numbers == list(range(1, steps + 1))
@@ -176,7 +176,7 @@ def assert_books(run: Run, made: list[list], steps: int) -> None:
     else:
         per_step = run.workers[0].run.args(0).replicas_to_aggregate
         assert numbers == [t + 1 for t in range(steps) for _ in range(per_step)]
-        assert sum(counts) == per_step * steps + account["gradients_dropped"]
+        assert sum(counts) == per_step * steps + summary["gradients_dropped"]
         for mine in applied:  # at most one place in a step
             assert len({p.step for p in mine}) == len(mine)
 
@@ -188,20 +188,20 @@ def ones(index, usual):
 
 @NUM_PS
 @pytest.mark.parametrize("folder", ["HogWild", "AEASGD", "Synchronous-SGD"])
-def test_books_of_two_workers_whose_calls_overlap(folder: str, num_ps: int) -> None:
+def test_counters_of_two_workers_whose_calls_overlap(folder: str, num_ps: int) -> None:
     """103 updates, calls of one to ten rounds: exact to the last one."""
     steps, eta = 103, 2.0**-6
     flags = [f"--learning_rate={eta}", f"--steps={steps}"]
     options = dict(start=[0.0] * 3, rounds=10, num_ps=num_ps, loss=ones)
     with Run(folder, *flags, **options) as run:
         made = run.at_once(lambda w: w.to_the_end([1, 10, 10]))
-        assert_books(run, made, steps)
+        assert_counters(run, made, steps)
         if folder != "AEASGD":
             np.testing.assert_array_equal(run.chief.now(), [-eta * steps] * 3)
 
 
-def test_books_with_a_backup_worker() -> None:
-    """Three workers, two places: what is late is dropped, and in the books."""
+def test_counters_with_a_backup_worker() -> None:
+    """Three workers, two places: what is late is dropped, and counted."""
     steps, eta = 60, 2.0**-6
     flags = [f"--learning_rate={eta}", f"--steps={steps}", "--replicas_to_aggregate=2"]
     # Worker 2's first gradient is of step 0, and comes when step 0 has been left.
@@ -218,7 +218,7 @@ def test_books_with_a_backup_worker() -> None:
             if passes[index] > 1:
                 left.set()
 
-    def meeting(index, usual):
+    def loss_of(index, usual):
         def loss(w, c):
             # Of w, or all rounds of a call would meet at its start.
             met = tf.py_func(lambda _: meet(index), [w], [])
@@ -228,12 +228,12 @@ def test_books_with_a_backup_worker() -> None:
 
         return loss
 
-    options = dict(rounds=10, loss=meeting, streams=[[0.0]] * 3)
+    options = dict(rounds=10, loss=loss_of, streams=[[0.0]] * 3)
     with Run("Synchronous-SGD", *flags, **options) as run:
         made = run.at_once(lambda w: w.to_the_end([1, 10]))
-        assert_books(run, made, steps)
+        assert_counters(run, made, steps)
         assert run.chief.now() == [-eta * steps]
-        assert run.account()["gradients_dropped"] > 0
+        assert run.summary()["gradients_dropped"] > 0
 
 
 @st.composite
@@ -252,14 +252,14 @@ def cases(draw: st.DrawFn) -> types.SimpleNamespace:
 @pytest.mark.parametrize("folder", SCHEMES)
 @given(case=cases())
 @settings(max_examples=launch.thorough(1, 10), deadline=None, derandomize=True)
-def test_books_of_any_run(folder: str, case: types.SimpleNamespace) -> None:
+def test_counters_of_any_run(folder: str, case: types.SimpleNamespace) -> None:
     flags = [f"--steps={case.steps}"]
     if folder in SYNCHRONOUS:
         flags.append(f"--replicas_to_aggregate={case.aggregate}")
     options = dict(num_ps=case.num_ps, rounds=case.rounds, start=[0.0, 1.0])
     with Run(folder, *flags, streams=[[1.0, 3.0]] * case.workers, **options) as run:
         made = run.at_once(lambda w: w.to_the_end([1, case.rounds]))
-        assert_books(run, made, case.steps)
+        assert_counters(run, made, case.steps)
         assert np.isfinite(run.chief.now()).all()
 
 
@@ -267,26 +267,34 @@ def test_books_of_any_run(folder: str, case: types.SimpleNamespace) -> None:
 
 
 class Clock:
-    """Time that passes only while rounds are made, and what was made."""
+    """Time that passes only while rounds are made, and what was made.
+
+    It stands for the session, and for the report.
+    """
 
     def __init__(self, seconds: list[float], steps: int, monkeypatch) -> None:
         self.now, self.seconds, self.made = 0.0, iter(seconds), []
-        self.left, self.steps = steps, steps
+        self.left, self.args = steps, types.SimpleNamespace(steps=steps)
         monkeypatch.setattr(rounds.time, "monotonic", lambda: self.now)
 
     def make_callable(self, fetch: list) -> object:
         def call():
             size = fetch[0].shape.num_elements()
+            done = sum(self.made)
             self.made.append(size)
             self.now += size * next(self.seconds)
-            return np.zeros(size), np.zeros([size, 3]), None
+            counts = np.zeros([size, 3], np.int64)
+            counts[:, 0] = done + 1 + np.arange(size)
+            return np.zeros(size), counts, None
 
         return call
 
-    def rounds(self, losses: np.ndarray, entries: np.ndarray) -> int:
-        assert len(losses) == len(entries)
-        self.left -= len(losses)
-        return self.left
+    def rounds(self, losses: np.ndarray, counts: np.ndarray) -> None:
+        assert len(losses) == len(counts)
+
+    def call(self, calls: rounds.Calls) -> None:
+        """Makes rounds until somebody is to have a look."""
+        self.left = calls.make(self, self.left, self)
 
 
 def calls_of(sizes: tuple) -> rounds.Calls:
@@ -294,15 +302,15 @@ def calls_of(sizes: tuple) -> rounds.Calls:
 
     def nothing(last):
         zero, packed = tf.zeros([], tf.int64), tf.zeros([3], tf.int64)
-        entry = rows.Entry(zero, zero, tf.constant(True), packed)
-        return rounds.Round(tf.constant(0.0), entry, [tf.no_op()])
+        counted = rounds.Counted(zero, zero, tf.constant(True), packed)
+        return rounds.Round(tf.constant(0.0), counted, [tf.no_op()])
 
     with tf.Graph().as_default():
         return rounds.Calls(nothing, sizes)
 
 
-@pytest.mark.parametrize("draws", [False, True], ids=["alike", "drawing"])
-def test_the_rounds_after_the_second_are_copies_unless_they_draw(draws) -> None:
+@pytest.mark.parametrize("draws", [False, True], ids=["constant", "drawing"])
+def test_the_rounds_of_a_call_follow_each_other(draws) -> None:
     """Each sees the one before it, and no two see the same random number."""
     built = []
 
@@ -314,8 +322,8 @@ def test_the_rounds_after_the_second_are_copies_unless_they_draw(draws) -> None:
         with tf.control_dependencies([number]):
             update = count.assign_add(1.0, read_value=False)  # has no tensor
         noise = tf.random.uniform([]) if draws else tf.zeros([])
-        entry = rows.Entry(zero, zero, tf.constant(True), tf.zeros([3], tf.int64))
-        return rounds.Round(tf.stack([number, noise]), entry, [update])
+        counted = rounds.Counted(zero, zero, tf.constant(True), tf.zeros([3], tf.int64))
+        return rounds.Round(tf.stack([number, noise]), counted, [update])
 
     with tf.Graph().as_default() as graph, tf.Session(graph=graph) as session:
         count = tf.get_variable("count", initializer=0.0)
@@ -324,24 +332,24 @@ def test_the_rounds_after_the_second_are_copies_unless_they_draw(draws) -> None:
         values, *_ = session.run(calls.fetches[6])
         assert session.run(count) == 6
     assert values[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
-    assert len(built) == (6 if draws else 2)
+    assert len(built) == 6
     assert len(set(values[:, 1])) == (6 if draws else 1)
 
 
 def test_short_rounds_are_made_many_at_once(monkeypatch) -> None:
     """The first one alone, to see how long it takes; never more than are left."""
     clock = Clock(itertools.repeat(0.001), 35, monkeypatch)
-    calls_of((1, 10)).make(clock, clock)
+    clock.call(calls_of((1, 10)))
     assert clock.made == [1, 10, 10, 10, 1, 1, 1, 1] and clock.left == 0
 
 
 def test_long_rounds_are_made_alone(monkeypatch) -> None:
-    """So that hooks, log and Ctrl-C are at most about a second away."""
+    """So that log, checkpoints and Ctrl-C are at most about a second away."""
     clock = Clock(itertools.repeat(0.3), 100, monkeypatch)
     calls = calls_of((1, 10))
     for _ in range(5):
         begun = clock.now
-        calls.make(clock, clock)
+        clock.call(calls)
         assert clock.now - begun <= 1.0
     assert set(clock.made) == {1}
 
@@ -350,14 +358,14 @@ def test_rounds_that_become_long_are_made_alone_from_then_on(monkeypatch) -> Non
     clock = Clock([0.001] * 4 + [0.2] * 50, 500, monkeypatch)
     calls = calls_of((1, 10))
     for _ in range(6):
-        calls.make(clock, clock)
+        clock.call(calls)
     assert clock.made[:4] == [1, 10, 10, 10]
     assert set(clock.made[6:]) == {1}
 
 
-def test_the_hooks_get_a_look_after_a_second(monkeypatch) -> None:
+def test_calls_end_after_about_a_second(monkeypatch) -> None:
     clock = Clock(itertools.repeat(0.01), 10_000, monkeypatch)
-    calls_of((1, 10)).make(clock, clock)
+    clock.call(calls_of((1, 10)))
     assert 0.9 <= clock.now <= 1.1
 
 
@@ -374,34 +382,34 @@ def restart(run: Run) -> None:
 @NUM_PS
 @ONE_OF_EACH
 def test_who_has_not_joined_changes_nothing(folder: str, num_ps: int) -> None:
-    """After a restart of the chief: the other one's push is a stranger's until then."""
+    """After a restart of the chief: the other one's push does not count until then."""
     options = dict(num_ps=num_ps, start=[0.0, 0.0])
     with Run(folder, "--steps=9", **options) as run:
         run.play("push A, push B, push A, push B")
         restart(run)
-        assert run.account()["resumed_from"] == run.chief.step()
-        before, table, number = run.chief.now(), run.table(), run.chief.step()
+        assert run.summary()["resumed_from"] == run.chief.step()
+        before, table, number = run.chief.now(), run.counters(), run.chief.step()
         for _ in range(2):
             push = run.workers[1].push()
-            assert push.what == rows.STRANGER
+            assert push.became == rounds.NOT_JOINED
             np.testing.assert_array_equal(push.center, before)
-        assert run.table() == table and run.chief.step() == number
+        assert run.counters() == table and run.chief.step() == number
         run.join(1)
         pushes = run.play("push A, push B")
-        assert [push.what for push in pushes] == [rows.APPLIED] * 2
+        assert [push.became for push in pushes] == [rounds.APPLIED] * 2
         assert not np.array_equal(pushes[-1].center, before)
         expected = [r + 1 for r in table["rounds"]]
-        assert run.table()["rounds"] == expected
+        assert run.counters()["rounds"] == expected
 
 
 @ONE_OF_EACH
-def test_a_pull_from_before_a_restart_is_a_strangers(folder: str) -> None:
+def test_a_pull_from_before_a_restart_does_not_count(folder: str) -> None:
     """Nothing that was pulled before may count after, also not the first thing."""
     with Run(folder) as run:
         run.play("pull B")
         restart(run)
         (push,) = run.play("push B")
-        assert push.what == rows.STRANGER and push.center == [0]
+        assert push.became == rounds.NOT_JOINED and push.center == [0]
 
 
 @NUM_PS
@@ -412,12 +420,12 @@ def test_a_gradient_from_before_a_restart_is_in_no_sum(folder, num_ps) -> None:
     options = dict(num_ps=num_ps, start=[0.0, 0.0], streams=[[1.0], [5.0]])
     with Run(folder, *flags.get(folder, []), **options) as run:
         (push,) = run.play("push A")
-        assert push.what == rows.APPLIED
+        assert push.became == rounds.APPLIED
         restart(run)
         run.join(1)
-        assert run.table()["rounds"] == [0, 0]
+        assert run.counters()["rounds"] == [0, 0]
         pushes = run.play("push B, push A")
-        assert [push.what for push in pushes] == [rows.APPLIED] * 2
+        assert [push.became for push in pushes] == [rounds.APPLIED] * 2
         np.testing.assert_allclose(pushes[-1].center, [0.3, 0.3], atol=1e-6)
 
 
@@ -435,10 +443,10 @@ def test_a_restart_wakes_who_waits_for_a_token(folder: str) -> None:
         assert thread.is_alive()
         restart(run)
         thread.join(15)
-        assert [push.what for push in answers] == [rows.STRANGER]
+        assert [push.became for push in answers] == [rounds.NOT_JOINED]
         run.join(1)
         pushes = run.play("push A, push B")
-        assert [push[:3] for push in pushes] == [(1, 0, rows.APPLIED)] * 2
+        assert [push[:3] for push in pushes] == [(1, 0, rounds.APPLIED)] * 2
 
 
 @pytest.mark.parametrize("folder", SYNCHRONOUS)
@@ -459,14 +467,16 @@ def test_a_restart_also_ends_a_call_of_many_rounds(folder: str) -> None:
         time.sleep(0.2)
         restart(run)
         thread.join(15)
-        assert [push.what for push in answers] == [rows.APPLIED] + [rows.STRANGER] * 2
+        assert [push.became for push in answers] == [rounds.APPLIED] + [
+            rounds.NOT_JOINED
+        ] * 2
         run.join(1)
         pushes = run.play("push A, push B")
-        assert [push[:3] for push in pushes] == [(1, 0, rows.APPLIED)] * 2
+        assert [push[:3] for push in pushes] == [(1, 0, rounds.APPLIED)] * 2
 
 
 @ONE_OF_EACH
-def test_a_worker_whose_session_is_gone_stays_in_the_books(folder: str) -> None:
+def test_a_worker_whose_session_is_gone_stays_counted(folder: str) -> None:
     """In mid-run: what the ps knows of it stays, and the other one makes the rest."""
     flags = ["--steps=12"]
     if folder == "SAGN":
@@ -474,10 +484,10 @@ def test_a_worker_whose_session_is_gone_stays_in_the_books(folder: str) -> None:
     with Run(folder, *flags, rounds=3) as run:
         gone = run.workers[1].call() + run.workers[1].call()
         run.workers[1].session.close()
-        assert [push.what for push in gone] == [rows.APPLIED] * 6
+        assert [push.became for push in gone] == [rounds.APPLIED] * 6
         made = run.chief.to_the_end()
-        assert_books(run, [made, gone], 12)
-        assert run.table()["rounds"] == [6, 6]
+        assert_counters(run, [made, gone], 12)
+        assert run.counters()["rounds"] == [6, 6]
 
 
 @ONE_OF_EACH
@@ -487,11 +497,11 @@ def test_who_joins_after_the_last_update_is_told_so(folder: str) -> None:
     if folder == "SAGN":
         flags.append("--replicas_to_aggregate=1")
     with Run(folder, *flags, joins=[0], rounds=3) as run:
-        assert [push.what for push in run.chief.call()] == [rows.APPLIED] * 3
+        assert [push.became for push in run.chief.call()] == [rounds.APPLIED] * 3
         run.join(1)
-        table, center = run.table(), run.chief.now()
-        assert [push.what for push in run.workers[1].call()] == [rows.OVER] * 3
-        assert run.table() == table
+        table, center = run.counters(), run.chief.now()
+        assert [push.became for push in run.workers[1].call()] == [rounds.OVER] * 3
+        assert run.counters() == table
         np.testing.assert_array_equal(run.chief.now(), center)
 
 
@@ -500,7 +510,7 @@ def test_before_the_chief_has_opened_nobody_has_joined() -> None:
     with Run("HogWild") as run:
         run.close()
         run.join(1)
-        assert run.workers[1].push().what == rows.STRANGER
+        assert run.workers[1].push().became == rounds.NOT_JOINED
         assert run.chief.step() == 0
 
 
@@ -509,16 +519,16 @@ def test_before_the_chief_has_opened_nobody_has_joined() -> None:
 
 @pytest.mark.parametrize(("workers", "num_ps"), [(1, 1), (2, 2), (4, 1)])
 @pytest.mark.parametrize("folder", ["DOWNPOUR-Easy", "Synchronous-SGD"])
-def test_books_are_restored_for_any_number_of_workers(
+def test_counters_are_restored_for_any_number_of_workers(
     folder, workers, num_ps, tmp_path
 ) -> None:
-    """Two workers' books and weights, taken up by fewer, as many, or more."""
+    """Two workers' counters and weights, taken up by fewer, as many, or more."""
     path = str(tmp_path / "model")
     with Run(folder, start=[0.0] * 4) as run:
         run.play("push A, push B, push A, push B")
         path = run.chief.saver.save(run.chief.session, path)
-        number, saved, center = run.chief.step(), run.table(), run.chief.now()
-        begun = run.account()
+        number, saved, center = run.chief.step(), run.counters(), run.chief.now()
+        begun = run.summary()
         run.play("push A, push B")
     assert saved["rounds"] == [2, 2]
     again = dict(start=[7.0] * 4, streams=[[1.0, 3.0]] * workers, num_ps=num_ps)
@@ -527,24 +537,24 @@ def test_books_are_restored_for_any_number_of_workers(
         assert run.chief.step() == number
         known = max(2, workers)
         padding = [0] * (known - 2)
-        assert run.table() == {name: row + padding for name, row in saved.items()}
+        assert run.counters() == {name: row + padding for name, row in saved.items()}
         pushes = run.play(", ".join(f"push {k}" for k in "ABCD"[:workers]))
-        assert [push.what for push in pushes] == [rows.APPLIED] * workers
-        account = run.account()
+        assert [push.became for push in pushes] == [rounds.APPLIED] * workers
+        summary = run.summary()
     expected = [2 + (k < workers) for k in range(2)] + [1] * (known - 2)
-    assert account["rounds_per_worker"] == dict(enumerate(expected))
-    assert account["resumed_from"] == number
-    assert account["examples"] == sum(expected) * BATCH * window_of(folder)
-    assert account["bytes_pushed"] == sum(expected) * 16
-    assert account["max_staleness"] == begun["max_staleness"]
+    assert summary["rounds_per_worker"] == dict(enumerate(expected))
+    assert summary["resumed_from"] == number
+    assert summary["examples"] == sum(expected) * BATCH * window_of(folder)
+    assert summary["bytes_pushed"] == sum(expected) * 16
+    assert summary["max_staleness"] == begun["max_staleness"]
     made = workers if folder in ASYNCHRONOUS else 1
-    assert account["global_steps"] == number + made
+    assert summary["global_steps"] == number + made
     # Rates are of this incarnation alone.
     if workers > 1 and folder in ASYNCHRONOUS:
-        rate = made / account["seconds"]
-        assert account["steps_per_second"] == pytest.approx(rate)
-        rate = workers * BATCH * window_of(folder) / account["seconds"]
-        assert account["examples_per_second"] == pytest.approx(rate)
+        rate = made / summary["seconds"]
+        assert summary["steps_per_second"] == pytest.approx(rate)
+        rate = workers * BATCH * window_of(folder) / summary["seconds"]
+        assert summary["examples_per_second"] == pytest.approx(rate)
 
 
 @NUM_PS
@@ -555,39 +565,41 @@ def test_a_restore_ends_the_incarnation_before_it_puts_anything_back(
     with Run("HogWild", num_ps=num_ps, start=[0.0] * 2) as run:
         path = run.chief.saver.save(run.chief.session, str(tmp_path / "model"))
         run.play("push A, push B")
-        run.chief.saver.restore(run.chief.session, path)
-        assert run.workers[1].push().what == rows.STRANGER
-        assert run.workers[0].push().what == rows.STRANGER
-        np.testing.assert_array_equal(run.chief.now(), [0, 0])
-        run.open()
+
+        def meanwhile():
+            assert run.workers[1].push().became == rounds.NOT_JOINED
+            assert run.workers[0].push().became == rounds.NOT_JOINED
+            np.testing.assert_array_equal(run.chief.now(), [0, 0])
+
+        run.restore(path, meanwhile)
         run.join(0)
-        assert run.chief.step() == 0 and run.table()["rounds"] == [0, 0]
-        assert run.chief.push()[:3] == (1, 0, rows.APPLIED)
+        assert run.chief.step() == 0 and run.counters()["rounds"] == [0, 0]
+        assert run.chief.push()[:3] == (1, 0, rounds.APPLIED)
 
 
-def test_the_books_say_which_step_it_is() -> None:
-    """A checkpoint that caught the global step a bit later than the books."""
+def test_the_counters_say_which_step_it_is() -> None:
+    """A checkpoint that caught the global step a bit later than the counters."""
     with Run("HogWild") as run:
         run.play("push A, push B, push A")
-        step = run.chief.kept.step
+        step = run.chief.stats.step
         with run.chief.graph.as_default():
             later = step.assign(5)
         run.chief.session.run(later)
         restart(run)
         assert run.chief.step() == 3
-        assert run.chief.push()[:3] == (4, 0, rows.APPLIED)
+        assert run.chief.push()[:3] == (4, 0, rounds.APPLIED)
 
 
 def test_a_rate_is_of_this_incarnation_and_the_greatest_staleness_of_all() -> None:
     """What the chief was away for is no time of training."""
     with Run("HogWild") as run:
         run.play("pull A, push B, push A")
-        assert run.account()["max_staleness"] == 1
+        assert run.summary()["max_staleness"] == 1
         restart(run)
-        done = run.account()
+        done = run.summary()
         assert done["seconds"] == done["steps_per_second"] == 0.0
         run.play("push A")
-        done = run.account()
+        done = run.summary()
         assert done["seconds"] == pytest.approx(1e-6)  # from its only update to itself
         assert done["max_staleness"] == 1
 
@@ -624,7 +636,7 @@ def messages(worker: harness.Worker, count: int) -> collections.Counter:
     ],
 )
 def test_messages_of_a_call(folder: str) -> None:
-    """With one ps a round is one tensor each way; a call has one more: all entries.
+    """With one ps a round is one tensor each way; a call has one more: all counts.
 
     An elastic round says besides when its local steps are done, for the next pull.
     """
@@ -637,8 +649,10 @@ def test_messages_of_a_call(folder: str) -> None:
             }
 
 
-@pytest.mark.parametrize("name, old, new", mutations.BY_HAND)
+@pytest.mark.parametrize(
+    "name, old, new", [*mutations.BY_HAND, *(one[:3] for one in mutations.AROUND)]
+)
 def test_what_the_survey_changes_is_there(name, old, new):
     """It takes an hour and is run by hand: what it looks for may not go unnoticed."""
-    (path, *_) = launch.REPO.glob(f"*/cluster/{name}.py")
-    assert old in path.read_text() and old != new
+    path = launch.pathlib.Path(importlib.import_module(f"cluster.{name}").__file__)
+    assert path.read_text().count(old) == 1 and old != new

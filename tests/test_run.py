@@ -21,7 +21,7 @@ import time
 import launch
 import pytest
 import registry
-from launch import LINE, REPO, copy_of, result, run_sh, run_task
+from launch import LINE, REPO, Launch, copy_of, result, run_sh, run_task
 
 WITHIN = 5  # seconds from the cause to the end, by the contract
 ENDLESS = ["--steps", "10000000"]
@@ -32,7 +32,7 @@ FAMILIES = ["Non-Distributed-Setup", "HogWild"]
 SCHEMES = registry.folders("ps")
 
 
-def check_books(folder, done, workers, resumed=0):
+def check_stats(folder, done, workers, resumed=0):
     """Asserts that result.json accounts for the whole run, from global step 0 on.
 
     `workers` is how many there have been at most, `resumed` where it was taken up last.
@@ -81,7 +81,7 @@ def test_a_run_of_each_scheme(folder, tmp_path):
     """In two folders, on 2 ps, worker 1, a ps and the chief die and come back.
 
     With THOROUGH=1 a ps of 2 dies in every folder. A run is then taken up from its last
-    checkpoint. All updates are made in the end, the books account for each, and the
+    checkpoint. All updates are made in the end, the counters account for each, and the
     weights are good.
     """
     copy, logdir = copy_of(folder, tmp_path), tmp_path / "a logdir"
@@ -113,7 +113,7 @@ def test_a_run_of_each_scheme(folder, tmp_path):
     assert (done["ps"], done["workers"]) == (num_ps, 2)
     resumed = resumed_at(run) if killed else 0
     assert 0 < resumed < steps or not killed
-    check_books(folder, done, workers, resumed)
+    check_stats(folder, done, workers, resumed)
     assert min(done["rounds_per_worker"].values()) >= (len(killed) > 1), done
     assert sorted(done["loss_per_worker"]) == ["0", "1"]
     assert done["test_accuracy"] >= (0.95 if steps > 400 else 0.9), done
@@ -166,11 +166,11 @@ def test_killed_resumed_and_nothing_to_do(folder, job, index, tmp_path):
     if distributed:
         assert "center/part_0 " in run.output and "center/part_1 " in run.output
         assert (done["ps"], done["workers"]) == (2, 1)
-        # The books are those of both runs: first 2 workers, then 1.
+        # The counters are those of both runs: first 2 workers, then 1.
         assert sorted(done["rounds_per_worker"]) == ["0", "1"]
         rounds = done["rounds_per_worker"]
         if folder == "HogWild":
-            check_books(folder, done, 2, resumed)
+            check_stats(folder, done, 2, resumed)
         else:
             made = 2 * resumed + (1000 - resumed) + done["gradients_dropped"]
             assert sum(rounds.values()) == made, done
@@ -191,13 +191,13 @@ def test_killed_resumed_and_nothing_to_do(folder, job, index, tmp_path):
 
 
 def test_the_run_of_the_readme(tmp_path):
-    """HogWild as it comes: good weights, exact books, and where to look at them."""
+    """HogWild as it comes: good weights, exact counters, and where to look at them."""
     copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
     with run_sh(copy, LOGDIR=str(logdir)) as run:
         assert run.wait() == 0, run.output
     done = result(logdir)
     assert done["global_steps"] == 4000 and done["test_accuracy"] >= 0.95
-    check_books("HogWild", done, 2)
+    check_stats("HogWild", done, 2)
     assert min(done["rounds_per_worker"].values()) >= 1000
     assert run.lines[-3] == f"[worker 0] result: {logdir / 'result.json'}"
     assert run.lines[-2] == f"[worker 0] curves: tensorboard --logdir {logdir}"
@@ -379,10 +379,34 @@ def test_three_shells_in_three_directories(tmp_path):
         (path,) = (copies[1].parent / "logdir").glob("*/result.json")
         logdir = path.parent
         assert result(logdir)["workers"] == 2
-        check_books("HogWild", result(logdir), 2, steps - 200)
+        check_stats("HogWild", result(logdir), 2, steps - 200)
         for run in runs:
             strange = [x for x in run.lines if not LINE.fullmatch(f"[ps 0] {x}")]
             assert not strange, run.output
+
+
+@pytest.mark.parametrize("folder", ["HogWild", "Ring-All-Reduce"])
+def test_the_commands_of_a_dry_run(folder, tmp_path):
+    """One a line, and nothing starts; typed in shells of their own they are the run."""
+    copy, logdir = copy_of(folder, tmp_path), tmp_path / "logdir"
+    base = launch.free_ports(3)
+    flags = ["--steps", "100", "--logdir", str(logdir)]
+    with run_sh(copy, *flags, DRY_RUN="1", BASE_PORT=str(base)) as dry:
+        assert dry.wait(30) == 0, dry.output
+        assert not dry.tasks()
+    assert not logdir.exists()
+    ps = folder == "HogWild"
+    assert len(dry.lines) == 2 + ps, dry.output
+    assert ("--job_name ps --task_index 0" in dry.lines[0]) == ps
+    assert "--job_name worker --task_index 1" in dry.lines[-1]
+    tasks = [Launch(["bash", "-c", line], copy) for line in dry.lines]
+    try:
+        for task in tasks:
+            assert task.wait(90) == 0, task.output
+    finally:
+        for task in tasks:
+            task.__exit__()
+    assert result(logdir)["global_steps"] == 100
 
 
 def test_a_ps_that_dies_when_the_others_are_done(tmp_path):
@@ -431,7 +455,7 @@ def test_by_hand_a_killed_worker_does_not_keep_the_others(folder, tmp_path):
     assert "worker 1 is gone: the run ends without it" in runs[1].output
     done = result(tmp_path / "logdir")
     assert done["global_steps"] == 1000
-    check_books("HogWild", done, 2)  # also of the worker that was killed in mid-call
+    check_stats("HogWild", done, 2)  # also of the worker that was killed in mid-call
 
 
 @launch.if_thorough
@@ -441,7 +465,7 @@ def test_four_workers_start_together(tmp_path):
     with run_sh(copy, "--steps", "2000", NUM_WORKERS="4", LOGDIR=str(logdir)) as run:
         assert run.wait() == 0, run.output
     done = result(logdir)
-    check_books("HogWild", done, 4)
+    check_stats("HogWild", done, 4)
     assert min(done["rounds_per_worker"].values()) > 0
     assert done["seconds_to_all_started"] < 2
     assert sorted(done["loss_per_worker"]) == list("0123")
@@ -458,7 +482,7 @@ def test_a_straggler_and_a_checkpoint_every_second(tmp_path):
             time.sleep(0.02)
         assert run.wait() == 0, run.output
     done = result(logdir)
-    check_books("HogWild", done, 2)
+    check_stats("HogWild", done, 2)
     fast, slow = done["rounds_per_worker"].values()
     # A sleep of 0.1 s, and what it takes to be sent.
     assert slow <= done["seconds"] / 0.1 + 1 and slow >= done["seconds"] / 0.2 - 1
@@ -479,7 +503,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
     for logdir in (tmp_path / "one", tmp_path / "two"):
         with run_sh(copy, "--steps", "200", "--seed", "7", LOGDIR=str(logdir)) as run:
             assert run.wait() == 0, run.output
-        check_books("Distributed-Setup", result(logdir), 1)
+        check_stats("Distributed-Setup", result(logdir), 1)
         weights.append(center_of(logdir))
     assert weights[0] == weights[1]
 
@@ -494,7 +518,7 @@ def test_run_after_run_goes_on_for_a_few_steps(count, tmp_path):
         with run_sh(copy, *command, TIMEOUT="60", NUM_WORKERS=str(workers)) as run:
             assert run.wait() == 0, run.output
         assert result(logdir)["global_steps"] == steps
-        check_books("HogWild", result(logdir), workers, max(0, steps - 7) if i else 0)
+        check_stats("HogWild", result(logdir), workers, max(0, steps - 7) if i else 0)
         assert (f"resumes from global step {steps - 7}" in run.output) == (i > 0)
 
 

@@ -17,7 +17,7 @@ import launch
 import numpy as np
 import pytest
 import rules
-from harness import STREAMS, SYNCHRONOUS, Run, rows, tf
+from harness import STREAMS, SYNCHRONOUS, Run, rounds, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import copy_of, load, result, run_sh
@@ -52,7 +52,7 @@ def trace(run: Run, updates: int, order=None) -> list[np.ndarray]:
         turn = list(order(t) if order else workers)
         for k in turn:
             push = run.workers[k].push()
-            assert push[:3] == (t + 1, 0, rows.APPLIED)
+            assert push[:3] == (t + 1, 0, rounds.APPLIED)
             if k != turn[-1]:
                 np.testing.assert_array_equal(push.center, before)
         before = push.center
@@ -147,9 +147,9 @@ def test_workers_with_batch_b_are_one_worker_with_batch_n_times_b():
     data = problem.load("digits")
     shapes = problem.shapes_of(data)
     weights = []
-    rows = np.arange(96).reshape(3, 32)
+    examples = np.arange(96).reshape(3, 32)
 
-    def rows_of(split):
+    def part_of(split):
         def digits(worker, index):
             def loss(w, mine):
                 return problem.loss(w, (data.x_train[mine], data.y_train[mine]), shapes)
@@ -164,8 +164,8 @@ def test_workers_with_batch_b_are_one_worker_with_batch_n_times_b():
 
         return digits
 
-    for split in (list(rows), [rows.ravel()]):
-        with Run(SSGD, problem=rows_of(split), streams=split) as run:
+    for split in (list(examples), [examples.ravel()]):
+        with Run(SSGD, problem=part_of(split), streams=split) as run:
             weights.append(trace(run, 5)[-1])
     assert np.abs(weights[0] - weights[1]).max() < 1e-5
     assert np.abs(weights[0]).max() > 0.1
@@ -267,7 +267,7 @@ def test_nobody_fills_the_slot_of_a_delayed_worker(folder, num_ps):
     options = dict(num_ps=num_ps, start=[0.0, 0.0])
     with Run(folder, *PARENT[folder], **options) as run:
         (push,) = run.play("pull B, pull A, push A")
-        assert push[:3] == (1, 0, rows.APPLIED) and np.all(push.center == 0)
+        assert push[:3] == (1, 0, rounds.APPLIED) and np.all(push.center == 0)
         assert run.workers[0].waits()  # A has had its turn, and gets no second token
         assert run.chief.step() == 0
         (push,) = run.play("push B")
@@ -290,40 +290,40 @@ def test_a_late_gradient_is_dropped_and_nobody_fills_two_slots(folder, num_ps):
         assert run.chief.step() == 0
         made += run.play("push B, push A, push B")
         assert [push[:3] for push in made] == [
-            (number, 0, rows.APPLIED) for number in (1, 1, 2, 2)
+            (number, 0, rounds.APPLIED) for number in (1, 1, 2, 2)
         ]
         np.testing.assert_allclose(made[-1].center, [0.77, 0.77], atol=1e-6)
         # A gradient of step 0, at w = 0, towards 100.
         (late,) = run.play("push C")
-        assert late[:3] == (1, 0, rows.LATE) and run.chief.step() == 2
+        assert late[:3] == (1, 0, rounds.LATE) and run.chief.step() == 2
         np.testing.assert_array_equal(late.center, made[-1].center)
         # It has three tokens by now, and takes them as one: the newest.
         (fresh,) = run.play("push C")
-        assert fresh[:3] == (3, 0, rows.APPLIED)
+        assert fresh[:3] == (3, 0, rounds.APPLIED)
         assert run.workers[2].waits() and run.chief.step() == 2
-        table, account = run.table(), run.account()
+        table, summary = run.counters(), run.summary()
         assert table["rounds"] == [2, 2, 1] and table["dropped"] == [0, 0, 1]
-        assert account["gradients_dropped"] == 1 and account["global_steps"] == 2
+        assert summary["gradients_dropped"] == 1 and summary["global_steps"] == 2
         run.play("push B")
-        # Now the open step's one is in the books too, and nothing was lost or doubled.
-        assert run.table()["rounds"] == [2, 3, 2]
-        assert sum(run.table()["updates"]) == 3
+        # Now the open step's one is counted too, and nothing was lost or doubled.
+        assert run.counters()["rounds"] == [2, 3, 2]
+        assert sum(run.counters()["updates"]) == 3
 
 
 @NUM_PS
 @pytest.mark.parametrize("folder", SYNCHRONOUS)
 def test_who_has_not_joined_takes_no_place(folder, num_ps):
-    """One gradient would be enough for an update; after a restart B is a stranger."""
+    """One gradient would be enough for an update; after a restart B has not joined."""
     flags, options = [*PARENT[folder], "--replicas_to_aggregate=1"], dict(num_ps=num_ps)
     with Run(folder, *flags, start=[0.0, 0.0], **options) as run:
         run.close()
         run.open()
         run.join(0)
         (push,) = run.play("push B")
-        assert push.what == rows.STRANGER
+        assert push.became == rounds.NOT_JOINED
         assert run.chief.step() == 0 and not run.chief.now().any()
         (push,) = run.play("push A")
-        assert push[:3] == (1, 0, rows.APPLIED)
+        assert push[:3] == (1, 0, rounds.APPLIED)
 
 
 @pytest.mark.parametrize("folder", SYNCHRONOUS)
@@ -336,8 +336,8 @@ def test_the_same_gradient_twice_fills_one_slot(folder):
         first = worker.push()
         worker.held = held
         again = worker.push()
-        assert [first.what, again.what] == [rows.APPLIED, rows.LATE]
-        assert run.chief.step() == 0 and run.account()["gradients_dropped"] == 1
+        assert [first.became, again.became] == [rounds.APPLIED, rounds.LATE]
+        assert run.chief.step() == 0 and run.summary()["gradients_dropped"] == 1
         (push,) = run.play("push B")
         # A's second mini-batch was for the push that did not count.
         np.testing.assert_allclose(push.center, [0.3], atol=1e-6)
@@ -351,11 +351,12 @@ def test_no_gradient_is_added_while_the_update_is_made(folder, num_ps):
     with Run(folder, *flags, start=[0.0, 0.0], **options) as run:
         a = run.workers[0]
         run.play("pull A, pull B")
-        (entry,) = a.session.run(a.calls.fetches[1][1], a.held)  # and nothing after it
+        # What is said of the push, and nothing after it.
+        (counted,) = a.session.run(a.calls.fetches[1][1], a.held)
         a.held = {}
-        assert entry[2] == rows.APPLIED and run.chief.step() == 0
+        assert counted[2] == rounds.APPLIED and run.chief.step() == 0
         (push,) = run.play("push B")
-        assert push.what == rows.LATE and run.account()["gradients_dropped"] == 1
+        assert push.became == rounds.LATE and run.summary()["gradients_dropped"] == 1
         assert run.chief.step() == 0 and not run.chief.now().any()
 
 
@@ -364,91 +365,125 @@ def test_a_gradient_of_an_older_step_never_counts():
     with Run(SSGD, "--replicas_to_aggregate=1") as run:
         made = run.play("pull B, push A, push B, push A")
     assert [push[:3] for push in made] == [
-        (1, 0, rows.APPLIED),
-        (1, 0, rows.LATE),
-        (2, 0, rows.APPLIED),
+        (1, 0, rounds.APPLIED),
+        (1, 0, rounds.LATE),
+        (2, 0, rounds.APPLIED),
     ]
     np.testing.assert_allclose([p.center[0] for p in made], [0.1, 0.1, 0.39], atol=1e-6)
 
 
+heartbeat, incarnation, rendezvous = (
+    importlib.import_module(f"cluster.{name}")
+    for name in ("heartbeat", "incarnation", "rendezvous")
+)
+
+
+def rendezvous_of(run: Run) -> object:
+    """Returns the chief's Rendezvous, built among the variables of this run."""
+    args, target = run.args(0), harness.servers(run.num_ps)[2][0]
+    filters = tf.ConfigProto(device_filters=["/job:ps", run.chief.device])
+    thread = heartbeat.Heartbeat
+    one = rendezvous.Rendezvous(args, target, filters, len(run.start), thread)
+    one.graph = tf.Graph()
+    with one.graph.as_default(), one.graph.container(run.name):
+        one.state = incarnation.Incarnation(args)
+        one.heartbeat = thread(args, one.session, one.state)
+        one.make_checks(run.chief.stats.incarnation.checks)
+    return one
+
+
 @pytest.mark.parametrize("folder", [*SYNCHRONOUS, "Stale-Synchronous-Parallel"])
-def test_the_heart_of_a_worker_begins_with_a_small_graph(folder) -> None:
-    """All rounds are left out; what is run with a beat, and judged, does the same."""
-    lobby = importlib.import_module("cluster.lobby")
+def test_the_checks_of_a_heartbeat_have_a_small_graph(folder) -> None:
+    """All rounds are left out; what is done and said there is the same."""
     with Run(folder, num_ps=2, rounds=10) as run:
-        a, b = run.workers
-        target = harness.servers(2)[2][0]
-        filters = tf.ConfigProto(device_filters=["/job:ps", a.device])
-        one = lobby.Lobby(run.args(0), target, filters, {})
-        one.also(a.also, a.judges)
-        part, operations, judges = one.heart.also
-        assert len(operations) == len(a.also) and len(judges) == len(a.judges)
-        few, all_ = len(part.get_operations()), len(a.graph.get_operations())
-        assert 0 < few < all_ / 10, (few, all_)
-        with tf.Session(target, part, filters) as session:
-            session.run(operations)
-            for (tensors, judge), (usual, _) in zip(judges, a.judges, strict=True):
-                assert judge(*session.run(tensors)) == ""
+        a, one = run.chief, rendezvous_of(run)
+        checks = one.heartbeat.checks
+        assert len(checks) == len(a.checks) == len(a.stats.incarnation.checks) == 1
+        few, all_ = len(one.graph.get_operations()), len(a.graph.get_operations())
+        assert 0 < few < all_ / 5, (few, all_)
+        with one.session() as session:
+            ((operation, tensors, verdict),) = checks
+            session.run(operation)
+            assert bool(verdict) == (folder in SYNCHRONOUS)
+            if verdict:
+                assert verdict(*session.run(tensors)) == ""
                 run.chief.forget(100)
-                found, expected = session.run(tensors), a.session.run(usual)
+                found, expected = session.run(tensors), a.beside.run(a.checks[0][1])
                 np.testing.assert_allclose(found[0], expected[0], atol=5)
                 assert found[0][0] > 90
 
 
+def test_a_heartbeat_ends_a_worker_when_the_run_has_failed(monkeypatch) -> None:
+    """For the reason that another one has given, whatever its rounds wait for."""
+
+    def end_now(sentence, status):
+        raise SystemExit(f"{sentence}, status {status}")
+
+    monkeypatch.setattr(heartbeat, "end_now", end_now)
+    with Run(SSGD) as run:
+        one = rendezvous_of(run)
+        with one.session() as session:
+            one.tell(session, one.state.reason, "it diverged")
+            with pytest.raises(SystemExit, match="^it diverged, status 1$"):
+                one.heartbeat.look(session)
+
+
 @NUM_PS
 @pytest.mark.parametrize("folder", SYNCHRONOUS)
-@pytest.mark.parametrize("by", ["its next start", "another one's sign of life"])
+@pytest.mark.parametrize("by", ["its next start", "another one's heartbeat"])
 def test_a_worker_killed_in_mid_update_does_not_close_the_step(by, folder, num_ps):
     """Between the moment in which ps 0 takes its gradient and the one of its sum."""
     options = dict(num_ps=num_ps, start=[0.0, 0.0])
     with Run(folder, *PARENT[folder], **options) as run:
         a, b = run.workers
         a.pull()
-        (entry,) = a.session.run(a.calls.fetches[1][1], a.held)  # and nothing after it
-        assert entry[2] == rows.APPLIED
+        # What is said of the push, and nothing after it.
+        (counted,) = a.session.run(a.calls.fetches[1][1], a.held)
+        assert counted[2] == rounds.APPLIED
         a.held = {}
         (push,) = run.play("pull B, push B")
         # Both are in, one is missing in the sum: nobody makes the update.
-        assert push.what == rows.APPLIED and run.chief.step() == 0
+        assert push.became == rounds.APPLIED and run.chief.step() == 0
         assert b.waits() and a.waits()
-        b.session.run(b.also)  # A is not dead as long as it is heard of
+        b.make_checks()  # A is not dead as long as it is heard of
         assert b.waits() and a.waits()
         if by == "its next start":
             run.join(0)
         else:
             a.forget(100)
-            b.session.run(b.also)
+            b.make_checks()
         assert run.chief.step() == 0
         # Each computes for step 0 again; their mini-batches are the second ones.
         made = run.play("pull A, pull B, push A, push B")
-        assert [push[:3] for push in made] == [(1, 0, rows.APPLIED)] * 2
+        assert [push[:3] for push in made] == [(1, 0, rounds.APPLIED)] * 2
         assert run.chief.step() == 1
         np.testing.assert_allclose(made[-1].center, [0.5, 0.5], atol=1e-6)
-        # The rounds that were thrown away are in no book.
-        assert sum(run.table()["rounds"]) == 2
+        # The rounds that were thrown away are not counted.
+        assert sum(run.counters()["rounds"]) == 2
 
 
 def test_a_gradient_that_was_thrown_away_does_not_count_later():
     """It was taken, its worker stood still, the others began again, and it goes on."""
     module, late = launch.load(SSGD), []
 
-    def graph(args, center, kept, shared, *rest):
+    def graph(args, center, stats, shared, *rest):
         late.append(shared.complete([], tf.constant(True)))  # what is left of a round
-        return module.graph(args, center, kept, shared, *rest)
+        return module.graph(args, center, stats, shared, *rest)
 
     with Run(SSGD, graph=graph) as run:
         a, b = run.workers
         a.pull()
-        (entry,) = a.session.run(a.calls.fetches[1][1], a.held)  # and nothing after it
-        assert entry[2] == rows.APPLIED
+        # What is said of the push, and nothing after it.
+        (counted,) = a.session.run(a.calls.fetches[1][1], a.held)
+        assert counted[2] == rounds.APPLIED
         a.forget(100)
-        b.session.run(b.also)
+        b.make_checks()
         assert not a.session.run(late[0])
         a.held = {}
         run.play("push B")
         assert b.waits() and run.chief.step() == 0
         (push,) = run.play("push A")
-        assert push[:3] == (1, 0, rows.APPLIED) and run.chief.step() == 1
+        assert push[:3] == (1, 0, rounds.APPLIED) and run.chief.step() == 1
 
 
 @pytest.mark.parametrize("replicas", [2, 1])
@@ -459,30 +494,30 @@ def test_who_waits_for_a_worker_that_is_gone_says_so(replicas, capsys):
     with Run(SSGD, *more) as run:
         a, b = run.workers
         a.forget(1000)
-        ((tensors, judge),) = b.judges
-        beats, number = b.of_run("beats_0"), b.of_run("incarnation")
+        ((_, tensors, verdict),) = b.checks
+        heartbeats, number = map(b.temporary, ("heartbeats", "incarnation"))
         with b.graph.as_default():
             past = tf.placeholder(tf.float64, [])
-            heard = beats.assign([tf.timestamp() - past, tf.timestamp()]).op
+            heard = heartbeats.assign([tf.timestamp() - past, tf.timestamp()]).op
             began = tf.cast(1e6 * (tf.timestamp() - past), tf.int64)
             opened = number.assign(began).op
-            never = beats.assign([0.0, tf.timestamp()]).op
+            never = heartbeats.assign([0.0, tf.timestamp()]).op
 
         def said(quiet):
             b.session.run(heard, {past: quiet})
-            reason = judge(*b.session.run(tensors))
+            reason = verdict(*b.beside.run(tensors))
             return reason, capsys.readouterr().out
 
         # Who was started again because it had waited waits as long as before.
         assert said(70)[0] == ""
         assert said(0) == ("", "")
-        judge.__self__.began -= 1000
+        verdict.__self__.began -= 1000
         assert said(0) == ("", "")
         assert said(9) == ("", "")
         for quiet, reason, line in [
             (20, "", f"still waiting for worker 0: {needed}\n"),
             (40, "", ""),
-            (70, f"no sign of life in 70 s from worker 0: {needed}", ""),
+            (70, f"no heartbeat in 70 s from worker 0: {needed}", ""),
             (0, "", ""),
             (20, "", f"still waiting for worker 0: {needed}\n"),
         ]:
@@ -490,27 +525,27 @@ def test_who_waits_for_a_worker_that_is_gone_says_so(replicas, capsys):
         if replicas == 1:
             return
         # Who never came may take ten times as long.
-        late = "no sign of life in 650 s from worker 0: "
+        late = "no heartbeat in 650 s from worker 0: "
         for ago, reason in (550, ""), (650, late):
             b.session.run(never)
             b.session.run(opened, {past: ago})
-            assert judge(*b.session.run(tensors))[: len(reason) or 1] == reason
+            assert verdict(*b.beside.run(tensors))[: len(reason) or 1] == reason
 
 
 @pytest.mark.parametrize("when", ["after the last update", "before a restore"])
 def test_nobody_waits(when):
     with Run(SSGD, "--steps=1", num_ps=1) as run:
         a, b = run.workers
-        ((tensors, judge),) = b.judges
+        ((_, tensors, verdict),) = b.checks
         a.forget(100)
-        judge.__self__.began -= 1000
-        assert judge(*b.session.run(tensors)).startswith("no sign of life in 1")
+        verdict.__self__.began -= 1000
+        assert verdict(*b.beside.run(tensors)).startswith("no heartbeat in 1")
         if when == "before a restore":
             a.session.run(a.close)
         else:
             run.play("pull A, pull B, push A, push B")
             a.forget(100)
-        assert judge(*b.session.run(tensors)) == ""
+        assert verdict(*b.beside.run(tensors)) == ""
 
 
 def test_a_backup_worker_that_is_always_late_does_not_count():
@@ -518,7 +553,7 @@ def test_a_backup_worker_that_is_always_late_does_not_count():
         made = run.play("pull B, push A, push A, push A, push A, push B")
     found = [float(push.center[0]) for push in made]
     np.testing.assert_allclose(found, [0.1, 0.39, 0.451, 0.7059, 0.7059], atol=1e-6)
-    assert made[-1].what == rows.LATE
+    assert made[-1].became == rounds.LATE
 
 
 # --- It ends ------------------------------------------------------------------
@@ -530,13 +565,13 @@ def test_after_the_last_update_nobody_waits_and_nothing_changes(folder, num_ps):
     options = dict(num_ps=num_ps, start=[0.0, 0.0])
     with Run(folder, *PARENT[folder], "--steps=3", **options) as run:
         last = trace(run, 3)[-1]
-        books_then = run.table()
+        before = run.counters()
         for _ in range(3):
             for worker in run.workers:
                 push = worker.push()
-                assert push.what == rows.OVER
+                assert push.became == rounds.OVER
                 np.testing.assert_array_equal(push.center, last)
-        assert run.chief.step() == 3 and run.table() == books_then
+        assert run.chief.step() == 3 and run.counters() == before
 
 
 @pytest.mark.timeout(300)

@@ -11,9 +11,9 @@ import, directly or not, and no others. A script is divided by banners; the sect
 whose banner says `[algorithm]` are the scheme's own, all others are those of its
 family's reference. A `problem.py` with such a section is one of its own, and has the
 other sections of the usual one. Which folders there are, and of which family, says
-registry.py. A folder without a family that has a problem.py is a guest: that file and
-the modules are copies, script and run.sh are its own. There is no list of
-exclusions: an idea is marked where it stands.
+registry.py. In a folder without a family that has a problem.py, that file and the
+modules are copies, script and run.sh are its own. There is no list of exclusions: an
+idea is marked where it stands.
 """
 
 import argparse
@@ -36,12 +36,8 @@ Examples = list[registry.Example]
 
 MARKER = "# --- identical in every example below this line ---\n"
 BANNER = re.compile(r"( *)# --- (\S.*?) (\[algorithm\] )?-{3,}\n")
-# Of run.sh: variables, and functions that its shared part calls if they are there.
-HEADER = re.compile(
-    r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS|PEERS)=\S+( +#.*)?|"
-    r"(MAX_RESTARTS|KILL)=\$\{.*\}( +#.*)?|began=0|"
-)
-HOOKS = re.compile(r"^(?:task_env|look|after)\(\) \{.*\n(?:(?: .*)?\n)*\}\n", re.M)
+# Of run.sh: variables, of which LAUNCH names a launcher that is the folder's own.
+HEADER = re.compile(r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS|PEERS|LAUNCH)=\S+( +#.*)?")
 DIFF = re.compile(r"(?<=<!-- diff:begin -->\n).*?(?=<!-- diff:end -->)", re.S)
 INDEX = re.compile(r"(?<=<!-- index:begin -->\n).*?(?=<!-- index:end -->)", re.S)
 ELSEWHERE = re.compile(
@@ -75,10 +71,10 @@ class Plan(NamedTuple):
 
 
 def sharing(root: Path, examples: Examples) -> Examples:
-    """Returns the examples that have copies: those of a family, and the guests."""
+    """Returns the examples that have copies, those without a family too."""
     marks = ("problem.py", "cluster")
-    guests = {path.parent.name for mark in marks for path in root.glob(f"*/{mark}")}
-    return [e for e in examples if e.family or e.folder in guests]
+    others = {path.parent.name for mark in marks for path in root.glob(f"*/{mark}")}
+    return [e for e in examples if e.family or e.folder in others]
 
 
 def read(path: Path) -> str:
@@ -336,7 +332,7 @@ def check_code(
     banned = BANNED if module else (*BANNED, "time.sleep(")
     found = [f"{where}: contains {word}" for word in banned if word in text]
     if name == "run.sh":
-        head = HOOKS.sub("", split(name, text)[0].text).splitlines()
+        head = split(name, text)[0].text.splitlines()
         for line in head:
             if not HEADER.fullmatch(line):
                 found.append(f"{where}: not allowed in the header: {line}")

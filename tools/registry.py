@@ -371,7 +371,7 @@ ENGINES = [
         "the Training Operator, or the Job controller; a pod per task",
         "whoever started it, by its exit status",
         "`kubectl apply -f job.yaml`",
-        "no cluster; schemas of Training Operator 1.9, Kubernetes 1.34, 2026-11-22",
+        "Kubernetes 1.31.14, Training Operator 1.9.0, 2026-11-22",
     ),
     Engine(
         "Spark",

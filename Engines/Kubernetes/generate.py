@@ -134,7 +134,8 @@ def tfjob(args):
         "kind": "TFJob",
         "metadata": metadata(args),
         "spec": {
-            # Finished pods stay, so that their logs can be read; running ones go.
+            # When the chief has succeeded, pods that still run are deleted. Those that
+            # have finished stay, so that their logs can be read.
             "runPolicy": {"cleanPodPolicy": "Running", "activeDeadlineSeconds": 86400},
             "tfReplicaSpecs": replicas,
         },
@@ -240,7 +241,10 @@ def parse_args(argv):
             "--workers: a PyTorchJob here has a master and at least one worker"
         )
     if any(option.startswith("--logdir") for option in args.options):
-        parser.error(f"--logdir: it is {LOGS} on the chief's volume")
+        parser.error(
+            f"--logdir: it is {LOGS}/NAME on the chief's volume; "
+            "for a fresh run give another --name"
+        )
     return args
 
 

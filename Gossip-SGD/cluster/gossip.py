@@ -53,8 +53,8 @@ class Replica:
     `near` are the numbers of the workers with which this one starts exchanges.
     """
 
-    def __init__(self, args, center, kept):
-        """`center` is where x begins, `kept` are the Books of the run."""
+    def __init__(self, args, center, stats):
+        """`center` is where x begins, `stats` are the Stats of the run."""
         self.me, workers = args.task_index, len(args.worker_hosts)
         self.neighbours = neighbours(args.graph, workers, self.me)
         self.near = [] if self.me % 2 else self.neighbours
@@ -64,8 +64,8 @@ class Replica:
         # The incarnation that it is of: one that has not been joined is left alone.
         self.era = tf.get_variable("era", initializer=tf.zeros([], tf.int64), **own)
         self.container = self.x.handle.op.get_attr("container").decode()
-        kept.incarnation.on_join.append(
-            self.era.assign(kept.incarnation.number.read_value(), read_value=False)
+        stats.incarnation.on_join.append(
+            self.era.assign(stats.incarnation.number.read_value(), read_value=False)
         )
         # Whom it may choose: not who is away. With nobody there it is itself, which
         # changes nothing.
@@ -134,13 +134,13 @@ class Replica:
     def _average(self, theirs, era):
         """passive worker: x ← (theirs + x) / 2; returns that."""
         with self._locked() as done:
-            x, alike = self._value(self.x), tf.equal(self._value(self.era), era)
+            x, same = self._value(self.x), tf.equal(self._value(self.era), era)
             mean = (theirs + x) / 2
-            new = tf.where_v2(alike, mean, x)
+            new = tf.where_v2(same, mean, x)
             handle = self._there(self.x)
             done.append(tf.raw_ops.AssignVariableOp(resource=handle, value=new))
         with tf.control_dependencies([self.unlocked]):
-            return [tf.where_v2(alike, mean, theirs)]
+            return [tf.where_v2(same, mean, theirs)]
 
     def _read(self, era):
         """Any worker: returns x, and whether it is of this incarnation."""

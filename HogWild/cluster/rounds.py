@@ -1,4 +1,4 @@
-"""A round is pull, gradient, push, update; here they are made, many to a call.
+"""A round is pull, gradient, push, update; here rounds are made, many to a call.
 
 A `session.run` on a cluster costs several messages of its own, beside the two of a
 round. So ten rounds are built one after the other into one graph, each pull after
@@ -8,17 +8,28 @@ this worker's own last update, and one call makes them all. Scripts call it.
 import collections
 import time
 
+import numpy as np
+
 from cluster import tensorflow_v1 as tf
-from cluster import unroll, watch
+from cluster.task import Failure
 
 SIZES = (1, 3, 10)  # rounds of a call: the most that CALL allows
 CALL = 1.0  # seconds that a call may take, so that log and Ctrl-C are not far
-LOOK = 1.0  # about so many seconds are between two looks of the session's hooks
+LOOK = 1.0  # about so many seconds are between two looks at log, curves and checkpoint
 
-# The tensors of one round: the loss, the Entry that ps 0 made, and what the next round
-# of this worker waits for, on each ps (`update`) and on the worker (`local`).
-Round = collections.namedtuple("Round", "loss entry update local", defaults=[()])
-NONE = Round(None, None, (), ())  # what the first round of a call comes after
+# What became of a push: applied, too late for its step, after the last update, or
+# made by a worker that has not joined this incarnation.
+APPLIED, LATE, OVER, NOT_JOINED = 1, 0, -1, -2
+
+# What ps 0 says of a push, scalars there: the number of its update, from 0; how many
+# updates came between pull and push; whether it is to be applied. `packed` is for the
+# worker's log: [global step after it, staleness, what became of it], int64.
+Counted = collections.namedtuple("Counted", "number staleness applied packed")
+
+# The tensors of one round: the loss, the Counted of its push, and what this worker's
+# next round waits for, on each ps (`update`) and on the worker (`local`).
+Round = collections.namedtuple("Round", "loss counted update local", defaults=[()])
+FIRST = Round(None, None, (), ())  # what the first round of a call comes after
 
 
 def _wait(after):
@@ -111,25 +122,51 @@ def in_turn(batch):
     return draw
 
 
+def slowed(loss, args):
+    """Returns `loss`, made slower by --slow_workers, to simulate a slow machine.
+
+    The worker sleeps between pull and push, where a slow machine would spend its time.
+    """
+    seconds = args.slow_workers[args.task_index % len(args.slow_workers)]
+    if not seconds:
+        return loss
+
+    def slow_loss(vector, batch):
+        sleep = tf.py_func(lambda _: time.sleep(seconds), [vector[0]], [])
+        with tf.control_dependencies([sleep]):
+            return loss(tf.nest.map_structure(tf.identity, vector), batch)
+
+    return slow_loss
+
+
+def counted_alone(step):
+    """Returns the Counted of an update of one process; `step` is the one after it."""
+    zero = tf.zeros_like(step)
+    return Counted(step - 1, zero, True, tf.stack([step, zero, zero + APPLIED]))
+
+
 class Calls:
     """Rounds that are built one after the other, and the loop that calls them."""
 
     def __init__(self, one_round, sizes=SIZES):
         """`one_round(last)` builds a round that comes after the `last` one."""
-        built = unroll.rounds(one_round, NONE, sizes[-1])
+        built = [FIRST]
+        for number in range(sizes[-1]):
+            with tf.name_scope(f"round_{number}"):
+                built.append(one_round(built[-1]))
         with tf.name_scope("calls"):
-            self.fetches = {size: self._fetch(built[:size]) for size in sizes}
+            self.fetches = {n: self._fetch(built[1 : n + 1]) for n in sizes}
         self.seconds = CALL  # of a round in the call before
 
     @staticmethod
     def _fetch(built):
-        # What a call brings back: [n] losses and [n, 3] entries, in one message each.
-        with tf.device(built[0].entry.packed.device):
-            entries = tf.stack([one.entry.packed for one in built])
+        # What a call brings back: [n] losses and [n, 3] counts, in one message each.
+        with tf.device(built[0].counted.packed.device):
+            counts = tf.stack([one.counted.packed for one in built])
         last = [*built[-1].update, *built[-1].local]
         return [
             tf.stack([one.loss for one in built]),
-            entries,
+            counts,
             [getattr(item, "op", item) for item in last],
         ]
 
@@ -138,25 +175,41 @@ class Calls:
         fit = [n for n in self.fetches if n <= left and n * self.seconds <= CALL]
         return max(fit, default=1)
 
-    def make(self, session, report):
-        """Makes rounds until the hooks should have a look, or the last update is made.
+    def make(self, session, left, report):
+        """Makes rounds for about a second, or until no update is `left` to make.
 
-        `report.rounds(losses, entries)` takes note of them, and returns how many
-        updates are left to make. `report.lost` is set if a ps was lost.
+        `report` is told of them. Returns how many updates are left. Raises an error of
+        TensorFlow's if a task was lost, and Failure if a loss is not finite.
         """
         calls = {n: session.make_callable(f) for n, f in self.fetches.items()}
         began = now = time.monotonic()
-        left = report.left
         while left > 0:
             size = self.size(left)
             # Half a call too early is as good as half a call too late.
             if now > began and now - began + size * self.seconds / 2 > LOOK:
-                return
-            try:
-                losses, entries, _ = calls[size]()
-            except watch.lost() as error:
-                report.lost = error
-                return
+                break
+            losses, counts, _ = calls[size]()
             before, now = now, time.monotonic()
             self.seconds = (now - before) / size
-            left = report.rounds(losses, entries)
+            left = updates_left(losses, counts, report.args)
+            report.rounds(losses, counts)
+        return left
+
+
+def updates_left(losses, counts, args):
+    """Returns how many updates are left to make after the rounds of a call.
+
+    `losses` [n] and `counts` [n, 3] are what `Calls` fetches. Raises AbortedError if
+    this worker has to join again, Failure if a loss is not finite.
+    """
+    steps, _, became = counts.T
+    if NOT_JOINED in became:
+        raise tf.errors.AbortedError(None, None, "the chief has restored the model")
+    wrong = np.flatnonzero(~np.isfinite(losses) & (became != OVER))
+    if len(wrong):
+        raise Failure(
+            f"the loss is {losses[wrong[0]]} at global step {steps[wrong[0]]}: "
+            "training diverged; "
+            f"a smaller --learning_rate than {args.learning_rate} may hold"
+        )
+    return 0 if OVER in became else args.steps - int(steps[-1])

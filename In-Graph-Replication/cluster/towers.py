@@ -3,64 +3,137 @@
 A group is the workers whose work is one update: all of them, or each alone.
 """
 
+import contextlib
+import copy
 import functools
 import threading
 import time
 
-from cluster import rounds
+import numpy as np
+
+from cluster import rounds, run, stats
 from cluster import tensorflow_v1 as tf
+
+
+class Run(run.Run):
+    """The client's part in a run."""
+
+    def __init__(self, args, target, config, stats, learning, calls, test, measure):
+        """`measure(session)` returns what result.json says beside the counters."""
+        super().__init__(args, target, config, stats, learning, calls, test)
+        self.measure = measure
+
+    def summary(self, session):
+        """Returns the counters since step 0, and what was measured at the end."""
+        return {**super().summary(session), **self.measure(session)}
+
+
+# --- Counters -----------------------------------------------------------------
+
+
+class Stats(stats.Stats):
+    """The counters, where one push is that of a group of workers."""
+
+    group = (0,)
+
+    def of(self, group):
+        """Returns these counters for the pushes of a group.
+
+        The update is the first worker's; each has its round, examples and bytes.
+        """
+        these = copy.copy(self)
+        these.group, these.me = group, group[0]
+        return these
+
+    @contextlib.contextmanager
+    def locked(self, after):
+        """Holds the lock as any Stats do; what it yields counts for the group."""
+        with super().locked(after) as held:
+            yield _Locked(self, held)
+
+
+class _Locked(stats.Locked):
+    def __init__(self, stats, held):
+        super().__init__(stats, *held.after)
+        self.done = held.done
+
+    def add(self, row, counts, applied, staleness):
+        super().add(row, counts, applied, staleness)
+        others = list(self.stats.group[1:])
+        if others:
+            same = np.ones([len(others), len(stats.COUNTERS)], np.int64)
+            same[:, stats.COUNTERS.index("updates")] = 0
+            self.done.append(
+                tf.raw_ops.ResourceScatterAdd(
+                    resource=self.stats.counters.handle,
+                    indices=others,
+                    updates=same * row * tf.cast(counts, tf.int64),
+                )
+            )
+
+
+# --- Rounds -------------------------------------------------------------------
+
+
+class Calls:
+    """The rounds.Calls of each group; several are made at once, a thread for each."""
+
+    def __init__(self, one_round, groups):
+        """`one_round(group, last)` builds a group's round after the `last` one."""
+        self.groups = []
+        for number, group in enumerate(groups):
+            with tf.name_scope(f"group_{number}"):
+                one = functools.partial(one_round, group)
+                self.groups.append(rounds.Calls(one))
+
+    def make(self, session, left, report):
+        """Makes rounds of every group, as rounds.Calls does; returns the updates left.
+
+        What a thread raises is raised here, when the others have ended, too.
+        """
+        if len(self.groups) == 1:
+            return self.groups[0].make(session, left, report)
+        shared, found = InTurn(report), []
+
+        def work(calls):
+            try:
+                found.append(calls.make(session, left, shared))
+            except Exception as error:
+                shared.failed.append(error)
+
+        threads = [threading.Thread(target=work, args=[one]) for one in self.groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if shared.failed:
+            raise shared.failed[0]
+        return min(found)
 
 
 class InTurn:
     """A report in which the threads of a client write one after the other."""
 
     def __init__(self, report):
-        self.report, self.lock = report, threading.Lock()
+        self.report, self.args, self.lock = report, report.args, threading.Lock()
+        self.failed = []  # what the threads have raised
 
-    left = property(lambda self: self.report.left)
-    lost = property(
-        lambda self: self.report.lost,
-        lambda self, error: setattr(self.report, "lost", error),
-    )
-
-    def rounds(self, losses, entries):
-        """Notes the rounds of a call, as `report.Report.rounds` does."""
+    def rounds(self, losses, counts):
+        """Notes the rounds of a call; raises what another thread has raised."""
+        if self.failed:
+            raise self.failed[0]
         with self.lock:
-            return 0 if self.report.lost else self.report.rounds(losses, entries)
+            self.report.rounds(losses, counts)
 
 
-def make(calls, session, report):
-    """Makes rounds of every group until a look is due: a thread for each, if several.
-
-    `calls` has a `rounds.Calls` for each group; what one raises is raised here.
-    """
-    if len(calls) == 1:
-        return calls[0].make(session, report)
-    shared, failed = InTurn(report), []
-
-    def work(one):
-        try:
-            one.make(session, shared)
-        except Exception as error:
-            failed.append(error)
-            report.left = 0  # so that the others end too
-
-    threads = [threading.Thread(target=work, args=[one]) for one in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+# --- Input --------------------------------------------------------------------
 
 
-def calls(one_round, groups, *more):
-    """Returns the `rounds.Calls` of each group: one_round(group, *more, last)."""
-    found = []
-    for number, group in enumerate(groups):
-        with tf.name_scope(f"group_{number}"):
-            found.append(rounds.Calls(functools.partial(one_round, group, *more)))
-    return found
+def merged(shards):
+    """Returns the learning problem of the first shard, with the input of all."""
+    feed = {key: value for shard in shards for key, value in shard.feed.items()}
+    initializer = tf.group(*[shard.initializer for shard in shards])
+    return shards[0]._replace(initializer=initializer, feed=feed)
 
 
 def batches(args, shards):
@@ -85,15 +158,12 @@ def _late(batch, seconds):
         return tf.nest.map_structure(tf.identity, tensors)
 
 
-def inputs(shards):
-    """Returns the operation that starts the input of all shards, and what it is fed."""
-    feed = {key: value for shard in shards for key, value in shard.feed.items()}
-    return tf.group(*[shard.initializer for shard in shards]), feed
+# --- Sizes --------------------------------------------------------------------
 
 
-def graph_size():
-    """Returns, for result.json, how large the graph is that the client has built."""
-    graph = tf.get_default_graph().as_graph_def()
+def graph_size(session):
+    """Returns, for result.json, how large the graph of a session is."""
+    graph = session.graph.as_graph_def()
     return {"graph_nodes": len(graph.node), "graph_bytes": graph.ByteSize()}
 
 

@@ -1,4 +1,4 @@
-"""What peers add up, around a ring. Scripts of peers, `lockstep` and `meeting` call it.
+"""What peers add up, around a ring. Scripts of peers, `lockstep`, `peers` call it.
 
 An all-reduce is one operation of TensorFlow on each worker, CollectiveReduce with the
 hint `ring`. Worker k cuts its vector into N chunks and talks to two others: it receives
@@ -15,21 +15,13 @@ workstations, JPDC 69(2), 2009.
 
 import itertools
 
+import numpy as np
+
 from cluster import tensorflow_v1 as tf
+from cluster.task import Failure
 
 LEADER = "/job:worker/replica:0/task:0"  # who says which workers are in the ring
 GROUP = 1  # the key of the ring: all workers of a run have the same
-
-
-def config(me):
-    """Returns the configuration of the server and the sessions of worker `me`.
-
-    Its sessions see itself and the leader, and wait for no other worker to open.
-    """
-    filters = [f"/job:worker/task:{index}" for index in sorted({0, me})]
-    new = tf.ConfigProto(device_filters=filters)
-    new.experimental.collective_group_leader = LEADER
-    return new
 
 
 def traffic(size, workers):
@@ -50,6 +42,17 @@ class Ring:
     def __init__(self, args):
         self.workers, self.keys = len(args.worker_hosts), itertools.count(1)
         self.device = f"/job:worker/task:{args.task_index}"
+
+    @staticmethod
+    def config(me):
+        """Returns the configuration of the server and the sessions of worker `me`.
+
+        Its sessions see itself and the leader, and wait for no other worker to open.
+        """
+        filters = [f"/job:worker/task:{index}" for index in sorted({0, me})]
+        new = tf.ConfigProto(device_filters=filters)
+        new.experimental.collective_group_leader = LEADER
+        return new
 
     def _reduced(self, tensor, merge, final="Id"):
         if self.workers == 1:
@@ -77,3 +80,39 @@ class Ring:
     def largest(self, tensor):
         """Returns the largest over all workers, element by element."""
         return self._reduced(tensor, "Max")
+
+    def broadcast(self, variables, chief):
+        """Returns the operation by which every worker gets the chief's values.
+
+        The chief adds its values, the others zeros.
+        """
+        taken = []
+        for variable in variables:
+            value = variable.read_value()
+            value = self.sum(value if chief else tf.zeros_like(value))
+            taken.append(variable.assign(value, read_value=False))
+        return tf.group(taken)
+
+
+class ConsistencyCheck:
+    """Whether variables have the same bits on all workers, for 32 bytes a variable."""
+
+    def __init__(self, ring, variables):
+        self.names, prints = [variable.op.name for variable in variables], []
+        for variable in variables:
+            octets = tf.bitcast(variable.read_value(), tf.uint8)
+            hashed = tf.fingerprint(tf.reshape(octets, [1, -1]))[0]
+            prints.append(
+                tf.cast(tf.bitcast(tf.reshape(hashed, [2, 4]), tf.int32), tf.int64)
+            )
+        mine = tf.stack(prints)
+        # All are x if the largest x of all workers is minus the largest −x.
+        most = ring.largest(tf.stack([mine, -mine]))
+        self.differ = tf.reduce_any(tf.not_equal(most[0], -most[1]), axis=1)
+
+    def make(self, session):
+        """Raises Failure, on every worker, if a variable is not the same on all."""
+        differ = session.run(self.differ)
+        if differ.any():
+            name = self.names[int(np.argmax(differ))]
+            raise Failure(f"{name} is not the same on all workers, bit by bit")

@@ -11,7 +11,7 @@ import os
 import time
 
 from cluster import addresses
-from cluster.exits import fail
+from cluster.task import fail
 
 SAME_RUN = 600  # seconds: by hand, a run's tasks are started within
 
@@ -21,7 +21,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawTextHelpFormatte
 
 
 class _Parser(argparse.ArgumentParser):
-    jobs = ()  # that a task may have
+    jobs = ()  # that a task may have; none where there is one process
 
     def error(self, message):
         fail(message)
@@ -54,7 +54,8 @@ def parser(scheme, doc, data=DATA):
     add("--save_seconds", type=positive, default=30, help="between two checkpoints")
     add("--patience", type=positive, default=60, help="seconds to wait for an answer")
     add("--check", action="store_true", help="check the flags and the data, and end")
-    new.set_defaults(scheme=scheme)
+    # A line every tenth of the way, and when 1, 2, 4, 8, 10 s had none.
+    new.set_defaults(scheme=scheme, lines=10)
     return new
 
 
@@ -114,12 +115,15 @@ def parse(parser, argv=None):
     that say this the cluster is read from TF_CONFIG.
     """
     args = parser.parse_args(argv)
-    if hasattr(args, "job_name"):
-        try:
+    try:
+        if parser.jobs:
             _find_cluster(args, parser.jobs)
-        except ValueError as error:
-            fail(str(error))
-    args.logdir = os.path.abspath(args.logdir or _default_logdir(args))
+        else:
+            args.job_name, args.task_index, args.address = "worker", 0, None
+            args.ps_hosts, args.worker_hosts = [], ["this process"]
+    except ValueError as error:
+        fail(str(error))
+    args.logdir = os.path.abspath(args.logdir or _default_logdir(args, parser.jobs))
     if not args.logdir.isprintable():
         fail(f"--logdir {args.logdir!r} has a character that cannot be printed")
     nearest = args.logdir
@@ -130,14 +134,14 @@ def parse(parser, argv=None):
     return args
 
 
-def _default_logdir(args):
+def _default_logdir(args, jobs):
     """Returns logdir/<time>, in a cluster the one that the run's other tasks have.
 
     Tasks that are started by hand do not start in the same second. A directory is of
     this run if its name ends as the host lists say, and this task has no log in it yet.
     """
     name = os.path.join("logdir", time.strftime("%Y-%m-%d_%H-%M-%S"))
-    if not hasattr(args, "job_name"):
+    if not jobs:
         return name
     hosts = " ".join(args.ps_hosts + args.worker_hosts).encode()
     run = hashlib.sha256(hosts).hexdigest()[:6]
@@ -180,11 +184,3 @@ def _find_cluster(args, jobs):
     slow, workers = len(args.slow_workers), len(args.worker_hosts)
     if slow not in (1, workers):
         raise ValueError(f"--slow_workers has {slow} entries for {workers} workers")
-
-
-def data(problem, args, workers=1):
-    """Returns the problem's data; a data set that cannot be used is one sentence."""
-    try:
-        return problem.load(args.data, workers)
-    except ValueError as error:
-        fail(f"--data {args.data}: {error}")

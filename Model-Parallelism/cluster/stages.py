@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from cluster import exits, timeline, towers
+from cluster import task, timeline, towers
 from cluster import tensorflow_v1 as tf
 
 
@@ -14,16 +14,16 @@ def checked(args, layers):
     workers = len(args.worker_hosts)
     args.stages = args.stages or min(workers, layers)
     if args.stages > workers:
-        exits.fail(f"--stages {args.stages}: there are {workers} workers, one a stage")
+        task.fail(f"--stages {args.stages}: there are {workers} workers, one a stage")
     if args.stages > layers:
-        exits.fail(f"--stages {args.stages}: the model has {layers} layers to cut")
+        task.fail(f"--stages {args.stages}: the model has {layers} layers to cut")
     if args.batch_size % args.micro_batches:
-        exits.fail(
+        task.fail(
             f"--micro_batches {args.micro_batches} does not divide --batch_size "
             f"{args.batch_size}"
         )
     if any(args.slow_workers):
-        exits.fail("--slow_workers: a stage runs no Python that could make it slow")
+        task.fail("--slow_workers: a stage runs no Python that could make it slow")
     return args
 
 
@@ -119,11 +119,12 @@ def sent(args, layers):
     return np.array([both, both])
 
 
-def told(args, units, learning):
-    """Returns what result.json says beside the books, and writes timeline.json.
+def told(args, session, units, learning):
+    """Returns what result.json says beside the counters, and writes timeline.json.
 
-    `units` are a trace. The bubble is the share of the stages' time in which they had
-    nothing to do; GPipe has (S − 1) / (M + S − 1) for it, for units of equal time.
+    `units` are a trace of the session. The bubble is the share of the stages' time in
+    which they had nothing to do; GPipe has (S − 1) / (M + S − 1) for it, for units of
+    equal time.
     """
     timeline.write(units, os.path.join(args.logdir, "timeline.json"))
     s, m = args.stages, args.micro_batches
@@ -133,5 +134,5 @@ def told(args, units, learning):
         "seconds_per_mini_batch": timeline.span(units),
         "activation_bytes_per_step": int(sent(args, learning.layers).sum()),
         "weight_bytes_per_step": 2 * 4 * size(learning.layers) * s,
-        **towers.graph_size(),
+        **towers.graph_size(session),
     }

@@ -109,14 +109,20 @@ def serving(args):
     """Returns {task: address} of those who must be there before a run can begin.
 
     A task is (job, index); the first keeps what all agree on. They are the ps, who
-    serve until the chief sends them home, and the other workers where one client builds
-    the graph of all; in a scheme without ps the chief.
+    serve until the chief says that the run is over, and the other workers where one
+    client builds the graph of all; in a scheme without ps the chief.
     """
     found = {("ps", i): address for i, address in enumerate(args.ps_hosts)}
     if clients(args) == 1:
         others = list(enumerate(args.worker_hosts))[1:]
         found.update({("worker", k): address for k, address in others})
     return found or {("worker", 0): args.worker_hosts[0]}
+
+
+def everybody(args):
+    """Returns {task: address} of the whole cluster: every ps, then every worker."""
+    jobs = ("ps", args.ps_hosts), ("worker", args.worker_hosts)
+    return {(job, i): host for job, hosts in jobs for i, host in enumerate(hosts)}
 
 
 def clients(args):

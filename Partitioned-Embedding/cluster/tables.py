@@ -11,7 +11,7 @@ import collections
 
 import numpy as np
 
-from cluster import checkpoint
+from cluster import run
 from cluster import tensorflow_v1 as tf
 
 STRATEGIES = ("mod", "div")
@@ -123,64 +123,94 @@ class Table:
         row = 4 * self.dimensions
         return tf.size(rows, out_type=tf.int64) * np.array([4 + row, row])
 
-    def traffic(self, account):
+    def traffic(self, summary):
         """Returns, for result.json, the bytes of a step beside those of a dense one."""
-        both = account["bytes_pushed"] + account["bytes_pulled"]
+        both = summary["bytes_pushed"] + summary["bytes_pulled"]
         return {
-            "bytes_per_step": both / max(1, account["global_steps"]),
+            "bytes_per_step": both / max(1, summary["global_steps"]),
             "dense_bytes_per_step": 2 * 4 * self.rows * self.dimensions,
         }
 
-    def saver(self, close=(), alive=lambda session: False):
-        """Returns a saver with which every ps writes and reads its own slice.
 
-        It restores what any number of ps has saved, by either strategy. All ps must see
-        the same directory.
-        """
-        slices = {id(variable) for variable in self.slices}
+# --- The run ------------------------------------------------------------------
+
+
+class Run(run.Run):
+    """A worker's part in a run whose model is a table."""
+
+    def __init__(self, args, target, config, stats, table, learning, calls, test):
+        """`table` is the Table, the rest is as in run.Run."""
+        self.table, saver = table, Saver(table)
+        super().__init__(args, target, config, stats, learning, calls, test, saver)
+
+    def elements(self, learning):
+        """Returns how many numbers the table has."""
+        return self.table.rows * self.table.dimensions
+
+    def summary(self, session):
+        """Returns the counters since step 0, and what they say of the traffic."""
+        found = super().summary(session)
+        return {**found, **self.table.traffic(found)}
+
+
+class Saver:
+    """Saves and restores a table: every ps writes and reads its own slice.
+
+    It restores what any number of ps has saved, by either strategy. All ps must see
+    the same directory.
+    """
+
+    def __init__(self, table):
+        """`table` is the Table of the graph, which has all its variables now."""
+        self.table = table
+        slices = {id(variable) for variable in table.slices}
         rest = [v for v in tf.global_variables() if id(v) not in slices]
-        others = tf.train.Saver([v for v in rest if v is not self.layout])
-        path, spec = tf.placeholder(tf.string, []), tf.placeholder(tf.string, [1])
-        turns, places = (tf.placeholder(tf.int32, [None]) for _ in range(2))
-        deals = []
-        for variable in self.slices:
-            with tf.device(variable.device):
-                (old,) = tf.raw_ops.RestoreV2(
-                    prefix=path,
-                    tensor_names=["table"],
-                    shape_and_slices=spec,
-                    dtypes=[tf.float32],
-                )
-                deals.append(
-                    tf.raw_ops.ResourceScatterUpdate(
-                        resource=variable.handle,
-                        indices=places,
-                        updates=tf.gather(old, turns),
-                    )
-                )
-        begin = [variable.initializer for variable in [*self.slices, self.layout]]
+        self.same = tf.train.Saver(sharded=True)
+        self.others = tf.train.Saver([v for v in rest if v is not table.layout])
+        self.save = self.same.save
+        self.recover_last_checkpoints = self.same.recover_last_checkpoints
+        self.begin = [v.initializer for v in [*table.slices, table.layout]]
+        self.path, self.spec = (tf.placeholder(tf.string, s) for s in ([], [1]))
+        self.turns, self.places = (tf.placeholder(tf.int32, [None]) for _ in range(2))
+        self.deals = [self._deal(variable) for variable in table.slices]
 
-        def restore(saver, session, name):
-            reader = tf.train.load_checkpoint(name)
-            strategy, count = reader.get_tensor("layout").tolist()
-            strategy, wanted = STRATEGIES[strategy], [self.rows, self.dimensions]
-            found = reader.get_variable_to_shape_map().get("table")
-            if found != wanted:
-                raise ValueError(f"table is {found} there, {wanted} here")
-            if (strategy, count) == (self.strategy, self.count):
-                return tf.train.Saver.restore(saver, session, name)
-            print(f"deals the table anew: it was on {count} ps, by {strategy}")
-            session.run(begin)
-            others.restore(session, name)
-            first = 0
-            for old in range(count):
-                ids = ids_of(old, self.rows, count, strategy)
-                now, place = locate(ids, self.rows, self.count, self.strategy)
-                text = f"{self.rows} {self.dimensions} {first},{len(ids)}:-"
-                for k, deal in enumerate(deals):
-                    (mine,) = np.nonzero(now == k)
-                    fed = {path: name, spec: [text], turns: mine, places: place[mine]}
-                    session.run(deal, fed)
-                first += len(ids)
+    def _deal(self, variable):
+        """Returns what puts rows of one old slice, `turns`, to their new `places`."""
+        with tf.device(variable.device):
+            (old,) = tf.raw_ops.RestoreV2(
+                prefix=self.path,
+                tensor_names=["table"],
+                shape_and_slices=self.spec,
+                dtypes=[tf.float32],
+            )
+            return tf.raw_ops.ResourceScatterUpdate(
+                resource=variable.handle,
+                indices=self.places,
+                updates=tf.gather(old, self.turns),
+            )
 
-        return checkpoint.saver(close, alive, restore, sharded=True)
+    def restore(self, session, path):
+        """Restores a checkpoint; raises ValueError if its table is another one."""
+        table = self.table
+        reader = tf.train.load_checkpoint(path)
+        strategy, count = reader.get_tensor("layout").tolist()
+        strategy, wanted = STRATEGIES[strategy], [table.rows, table.dimensions]
+        found = reader.get_variable_to_shape_map().get("table")
+        if found != wanted:
+            raise ValueError(f"table is {found} there, {wanted} here")
+        if (strategy, count) == (table.strategy, table.count):
+            return self.same.restore(session, path)
+        print(f"deals the table anew: it was on {count} ps, by {strategy}")
+        session.run(self.begin)
+        self.others.restore(session, path)
+        first = 0
+        for old in range(count):
+            ids = ids_of(old, table.rows, count, strategy)
+            now, place = locate(ids, table.rows, table.count, table.strategy)
+            text = f"{table.rows} {table.dimensions} {first},{len(ids)}:-"
+            for k, deal in enumerate(self.deals):
+                (mine,) = np.nonzero(now == k)
+                fed = {self.path: path, self.spec: [text]}
+                fed |= {self.turns: mine, self.places: place[mine]}
+                session.run(deal, fed)
+            first += len(ids)

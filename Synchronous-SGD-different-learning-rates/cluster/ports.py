@@ -1,15 +1,23 @@
-"""Free ports of this host; does an address answer? run.sh and others call it.
+"""Ports and addresses: is one free, does one answer, has one moved? Many call it.
 
 python cluster/ports.py 3          prints three free ports
 python cluster/ports.py 3 2222     prints 2222 2223 2224, or says which is in use
 python cluster/ports.py up [3]     first, in a network of its own: switches loopback on
 """
 
+import concurrent.futures
+import ctypes
+import fcntl
+import functools
+import os
 import random
 import socket
 import struct
 import sys
+import threading
+import time
 
+NEWUSER, NEWNET = 0x10000000, 0x40000000  # linux/sched.h: namespaces of one's own
 # Below the range from which the system picks ports for connections.
 DRAWN = range(15000, 32000)
 # What a client of HTTP/2 says first: its preface, and settings that change nothing.
@@ -49,6 +57,29 @@ def speaks(address):
         return False
 
 
+def refuses(address):
+    """Says whether the host is there, and nothing listens at this port."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 2).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def unreachable(hosts, test=None):
+    """Returns the addresses of which `test(address)` fails, all tried at the same time.
+
+    By default it asks whether anything accepts a connection there.
+    """
+    test = test or functools.partial(answers, seconds=2)
+    with concurrent.futures.ThreadPoolExecutor(len(hosts) or 1) as pool:
+        found = pool.map(test, hosts)
+        return {a for a, there in zip(hosts, found, strict=True) if not there}
+
+
 def is_known(address):
     """Says whether the name in host:port means something on this machine."""
     host, _, port = address.rpartition(":")
@@ -56,6 +87,48 @@ def is_known(address):
         return bool(socket.getaddrinfo(host.strip("[]"), int(port)))
     except OSError:
         return False
+
+
+class Names(threading.Thread):
+    """Looks now and then whether a task has moved to another address behind its name.
+
+    If so it closes this process's connections to the old one. gRPC keeps a connection
+    until it is told that the other end is gone, and nobody tells if a machine is lost;
+    when it has none it asks for the name again, though not twice in 30 seconds.
+    """
+
+    def __init__(self, hosts, every):
+        """`hosts` are the host:port of others; it looks `every` so many seconds."""
+        super().__init__(daemon=True)
+        self.hosts, self.every, self.known = hosts, every, {}
+
+    def run(self):
+        while True:
+            for address in self.hosts:
+                host, _, port = address.rpartition(":")
+                try:
+                    found = socket.getaddrinfo(host.strip("[]"), int(port))
+                except OSError:
+                    continue  # unknown for the moment
+                now = {item[4][:2] for item in found}
+                left = self.known.get(address, now) - now
+                if left:
+                    _close(left)
+                self.known[address] = now
+            time.sleep(self.every)
+
+
+def _close(peers):
+    """Closes the connections of this process to these (address, port)."""
+    for number in os.listdir("/dev/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(number))) as one:
+                host, port = one.getpeername()[:2]
+                # An IPv4 address in the coat of an IPv6 one is the usual case.
+                if (host.removeprefix("::ffff:"), port) in peers:
+                    one.shutdown(socket.SHUT_RDWR)
+        except (OSError, ValueError):
+            pass  # no socket, or without a peer
 
 
 def free_ports(count, base=None):
@@ -80,10 +153,33 @@ def free_ports(count, base=None):
     return range(base, base + count)
 
 
+def leave_the_network():
+    """Linux: moves this process, and all that it starts, to a network of its own.
+
+    Anyone who can connect to a port of TensorFlow can run code as this user. Returns
+    whether the system gives such a network to this user.
+    """
+    user, group = os.getuid(), os.getgid()
+    try:
+        flags = NEWNET | (NEWUSER if user else 0)
+        if ctypes.CDLL(None).unshare(flags):
+            return False
+        if user:  # it stays the user that it is
+            for name, text in (
+                ("setgroups", "deny"),
+                ("uid_map", f"{user} {user} 1"),
+                ("gid_map", f"{group} {group} 1"),
+            ):
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
+        loopback_up()
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
 def loopback_up():
     """Linux: switches the loopback interface on. Raises OSError if it cannot."""
-    import fcntl
-
     set_flags, up_and_running = 0x8914, 0x1 | 0x40  # linux/sockios.h, linux/if.h
     request = struct.pack("16sh14x", b"lo", up_and_running)
     with socket.socket() as any_socket:

@@ -1,0 +1,22 @@
+"""Starts the tasks as cluster/launch.py does, and gives every stage one core.
+
+So a stage computes as on a device of its own. TF_NUM_INTRAOP_THREADS in the environment
+says otherwise. run.sh calls it.
+"""
+
+import os
+
+from cluster import launch
+
+
+class Launcher(launch.Launcher):
+    """A run whose tasks compute on one core each."""
+
+    def environment(self, task):
+        """Returns how many threads one operation of TensorFlow may take."""
+        threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "1")
+        return {"TF_NUM_INTRAOP_THREADS": threads}
+
+
+if __name__ == "__main__":
+    launch.launch(Launcher)

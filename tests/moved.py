@@ -1,0 +1,234 @@
+"""A task that comes back at another address: what becomes of its run, and how soon.
+
+    python tests/moved.py                          every task of four schemes, once
+    python tests/moved.py --times 20 --jobs 2      twenty times, as in moved.md
+    python tests/moved.py --only HogWild,worker-0
+
+Every task is on a host of its own and knows the others by name. One is killed with -9
+in mid-run, its host gets another address behind the same name, as a pod does, and the
+task is started there two seconds later. If its host is `lost`, nobody even tells the
+others that their connections to it are closed. Whatever ends with a status above 2 is
+started again, as a cluster manager does it. A run holds if every task ends with 0 and
+all updates are in result.json, or if it ends with 138 and says why. `next` is the time
+from the new process to the next line of progress, that is to the next update or a
+second after it. Hosts take Linux and root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import datetime
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import hosts
+import launch
+from launch import registry
+
+FOLDERS = ("HogWild", "Synchronous-SGD", "AEASGD", "Ring-All-Reduce")
+# Updates: so many that a worker does not make them alone while another is away.
+STEPS = {
+    "HogWild": 6000,
+    "Synchronous-SGD": 1500,
+    "AEASGD": 800,
+    "Ring-All-Reduce": 1500,
+}
+PORT, TIMEOUT, RESTARTS = 2222, 180, 4
+Case = collections.namedtuple("Case", "folder victim how")
+
+
+def cases() -> list[Case]:
+    """Returns which task of which scheme is moved: the chief is worker-0."""
+    return [
+        Case(folder, victim, how)
+        for folder in FOLDERS
+        for victim in ("worker-0", "worker-1", "ps-0")
+        for how in ("killed", "lost")
+        if victim != "ps-0" or folder in registry.folders("ps")
+    ]
+
+
+class Task(threading.Thread):
+    """One task and whoever starts it again; `status` is that of its last process."""
+
+    def __init__(self, start, delay: float = 0) -> None:
+        super().__init__(daemon=True)
+        self.begin, self.delay, self.status = start, delay, None
+        self.over = False  # nobody is to start it again
+        self.launches: list[launch.Launch] = []
+        self.times: list[tuple[float, str]] = []
+
+    def run(self) -> None:
+        """Starts the task until it ends with 0, 1 or 2, or too often."""
+        time.sleep(self.delay)
+        for _ in range(1 + RESTARTS):
+            self.launches.append(self.begin())
+            self.status = self.launches[-1].process.wait()
+            if 0 <= self.status <= 2 or self.over:
+                break
+            time.sleep(1)
+
+
+def run(case: Case, where: pathlib.Path) -> dict:
+    """Makes a run; returns dict(statuses, result, next, lines)."""
+    copy, logdir = launch.copy_of(case.folder, where), where / "logdir"
+    names = ["worker-0", "worker-1"]
+    names += ["ps-0"] if case.folder in registry.folders("ps") else []
+    script = str(copy / registry.script_of(case.folder))
+    flags = ["--steps", str(STEPS[case.folder]), "--save_seconds", "2"]
+    flags += ["--slow_workers", "0.01", "--patience", "60", "--logdir", str(logdir)]
+    for job in ("ps", "worker"):
+        there = [f"{name}:{PORT}" for name in names if name.startswith(job)]
+        flags += [f"--{job}_hosts={','.join(there)}"] if there else []
+    with hosts.Hosts(*names) as net:
+
+        def starter(name):
+            job, _, index = name.partition("-")
+            words = [f"--task_index={index}"]
+            words += [f"--job_name={job}"] if "ps-0" in names else []
+            command = [*net.inside[name], sys.executable, script, *flags, *words]
+            return lambda: net.enter_context(launch.Launch(command, copy))
+
+        tasks = {name: Task(starter(name)) for name in names}
+        for task in tasks.values():
+            task.start()
+        wait_for(lambda: sum("  loss " in n for n in lines_of(tasks["worker-0"])) > 2)
+        old = tasks[case.victim]
+        before = {name: len(lines_of(tasks[name])) for name in names}
+        old.over = True
+        if case.how == "lost":
+            net.cut(case.victim)
+        old.launches[-1].process.kill()
+        old.join()
+        net.move(case.victim)
+        tasks[case.victim] = new = Task(starter(case.victim), delay=2)
+        before[case.victim] = 0
+        new.start()
+        began, soon = time.monotonic() + 2, None
+        watched = [case.victim] if case.victim != "ps-0" else names[:2]
+        while any(task.is_alive() for task in tasks.values()):
+            time.sleep(0.05)
+            fresh = [n for w in watched for n in lines_of(tasks[w])[before[w] :]]
+            if soon is None and any("  loss " in line for line in fresh):
+                soon = time.monotonic() - began
+            if time.monotonic() - began > TIMEOUT:
+                break
+        statuses = {name: tasks[name].status for name in names}
+        alive = [name for name in names if tasks[name].is_alive()]
+        for task in tasks.values():
+            task.over = True
+        lines = [f"{n}: {x}" for n in names for x in lines_of(tasks[n])]
+    result = launch.result_if_there(logdir)
+    return dict(statuses=statuses, alive=alive, result=result, next=soon, lines=lines)
+
+
+def lines_of(task: Task) -> list[str]:
+    """Returns what all processes of a task have printed."""
+    return [line for one in list(task.launches) for line in list(one.lines)]
+
+
+def wait_for(test, seconds: float = 90) -> None:
+    """Returns when `test()` holds."""
+    end = time.monotonic() + seconds
+    while not test():
+        if time.monotonic() > end:
+            raise TimeoutError("the run did not begin")
+        time.sleep(0.05)
+
+
+def verdict(found: dict) -> list[str]:
+    """Returns what is wrong with what became of a run."""
+    wrong, statuses = [], found["statuses"]
+    if found["alive"]:
+        wrong.append(f"still there after {TIMEOUT} s: {', '.join(found['alive'])}")
+    elif set(statuses.values()) - {0, 138}:
+        wrong.append(f"statuses {statuses}")
+    if statuses["worker-0"] == 0:
+        wrong += launch.wrong_stats(found["result"])
+    wrong += ["a traceback"] if any("Traceback" in n for n in found["lines"]) else []
+    return wrong
+
+
+def tried(case: Case) -> tuple[Case, dict, list[str]]:
+    """Makes a run; returns it with what is wrong in it."""
+    with tempfile.TemporaryDirectory() as where:
+        try:
+            found = run(case, pathlib.Path(where))
+            return case, found, verdict(found)
+        except Exception as error:
+            lines = str(error).splitlines()
+            found = dict(statuses={}, result=None, next=None, lines=lines)
+            return case, found, [f"{type(error).__name__}: {error}"]
+
+
+def table(done: dict[Case, list[dict]]) -> str:
+    """Returns the runs as Markdown, a row a case."""
+    rows = []
+    for case, runs in done.items():
+        good = sum(one["statuses"].get("worker-0") == 0 for one in runs)
+        wrong = sum(bool(one["wrong"]) for one in runs)
+        seconds = [one["next"] for one in runs if one["next"] is not None]
+        spread = "–"
+        if seconds:
+            low, high = min(seconds), max(seconds)
+            spread = f"{statistics.median(seconds):.0f} ({low:.0f} to {high:.0f})"
+        rows.append(
+            f"| {case.folder} | {case.victim} | {case.how} | {len(runs)} | {good} "
+            f"| {len(runs) - good} | {wrong} | {spread} |\n"
+        )
+    return (
+        "| scheme | moved | its host | runs | with 0 and a result | with 138 | wrong "
+        "| seconds to the next update |\n|---|---|---|---|---|---|---|---|\n"
+        + "".join(rows)
+    )
+
+
+def main() -> int:
+    """Makes the runs and writes benchmarks/results/moved.md if each was tried often."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--times", type=int, default=1, help="runs of each case")
+    parser.add_argument("--only", default="", help="folder and task, by comma")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
+    parser.add_argument("--write", type=pathlib.Path, help="where the table goes")
+    args = parser.parse_args()
+    if hosts.missing():
+        parser.error(hosts.missing())
+    words = [word for word in args.only.split(",") if word]
+    chosen = [case for case in cases() if all(word in case for word in words)]
+    done: dict[Case, list[dict]] = {case: [] for case in chosen}
+    every = chosen * args.times
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        runs = [pool.submit(tried, case) for case in every]
+        for number, future in enumerate(concurrent.futures.as_completed(runs), 1):
+            case, found, wrong = future.result()
+            done[case].append({**found, "wrong": wrong})
+            soon = "–" if found["next"] is None else f"{found['next']:.1f} s"
+            print(
+                f"{number}/{len(every)} {' '.join(case)}: "
+                f"{'; '.join(wrong) or 'holds'}, {found['statuses']}, next {soon}",
+                flush=True,
+            )
+            if wrong:
+                print("  " + "\n  ".join(found["lines"][-40:]), flush=True)
+    command = ["git", "-C", str(launch.REPO), "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    text = table(done)
+    print(text)
+    if args.write:
+        head = (
+            f"`python tests/moved.py --times {args.times}`, 2 cores, "
+            f"{datetime.date.today()}, commit {commit}.\n\n"
+        )
+        args.write.write_text(head + text)
+    return int(any(one["wrong"] for runs in done.values() for one in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
