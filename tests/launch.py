@@ -347,7 +347,7 @@ def result(logdir: pathlib.Path) -> dict:
 def without(tool: Sequence[str]) -> str:
     """Returns why a command of the system cannot be had here, "" if it can."""
     try:
-        done = subprocess.run([*tool, "true"], capture_output=True, text=True)
+        done = subprocess.run(tool, capture_output=True, text=True)
     except FileNotFoundError:
         return f"{tool[0]} is not installed"
     return (done.stderr.strip() or "refused") if done.returncode else ""

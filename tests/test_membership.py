@@ -203,10 +203,12 @@ def test_workers_come_and_go(tmp_path) -> None:
         third = hand.start(2)
         third.wait_for("  loss ")
         second.process.kill()
-        where = f"lost worker 1 at {hand.workers[1]}"
         for task in (chief, third):
-            task.wait_for(where)
+            task.wait_for("lost worker ")
             task.wait_for("goes on with workers 0, 2")
+        # Who notices it first begins anew, and may then be what the other one has lost.
+        where = f"lost worker 1 at {hand.workers[1]}"
+        assert where in chief.output + third.output
         trains(third)
         cause = time.monotonic()
         third.process.send_signal(signal.SIGTERM)

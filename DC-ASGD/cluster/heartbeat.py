@@ -106,22 +106,24 @@ class Heartbeat(threading.Thread):
         reason = session.run(self.reason)
         if reason:
             self.end(reason.decode(), 1)
-        # What this worker does not reach either is lost, and no wall is in between.
-        there = {("worker", self.args.task_index), *self.serving}
-        everybody = addresses.everybody(self.args).items()
-        self.unreached.note(
-            {
-                (who, task, address)
-                for who, flags in session.run(self.unreachable).items()
-                for (task, address), flag in zip(everybody, flags, strict=True)
-                if flag and task in there - {who}
-            }
-        )
+        self.unreached.note(self.cannot_reach(session))
         for operation, tensors, verdict in self.checks:
             session.run(operation)
             said = verdict(*session.run(tensors)) if verdict else ""
             if said:
                 self.end(said)
+
+    def cannot_reach(self, session):
+        """Returns {(who, task, address)}: who cannot fetch what that task sends."""
+        # What this worker does not reach either is lost, and no wall is in between.
+        there = {("worker", self.args.task_index), *self.serving}
+        everybody = addresses.everybody(self.args).items()
+        return {
+            (who, task, address)
+            for who, flags in session.run(self.unreachable).items()
+            for (task, address), flag in zip(everybody, flags, strict=True)
+            if flag and task in there - {who}
+        }
 
 
 class Unreached:
@@ -141,8 +143,8 @@ class Unreached:
                 f"{job} {index} cannot reach {other} {number} at {address}: it fetches "
                 "what that task sends; open this port to it"
             )
-            # At the first look the other task may just have died.
-            if since < now and one not in self.said:
+            # A task that has just died counts as alive for so long.
+            if now - since > 1.5 * EVERY and one not in self.said:
                 print(text, flush=True)
                 self.said.add(one)
             if now - since > self.patience:

@@ -42,6 +42,11 @@ def neighbours(graph, workers, me):
     return [j for j in others if j in around]
 
 
+def partners(graph, workers, me):
+    """Returns the neighbours with whom worker `me` averages of its own accord."""
+    return [] if me % 2 else neighbours(graph, workers, me)
+
+
 def name_of(worker):
     """Returns the full name of a worker's device, as a remote call wants it."""
     return f"/job:worker/replica:0/task:{worker}/device:CPU:0"
@@ -56,8 +61,7 @@ class Replica:
     def __init__(self, args, center, stats):
         """`center` is where x begins, `stats` are the Stats of the run."""
         self.me, workers = args.task_index, len(args.worker_hosts)
-        self.neighbours = neighbours(args.graph, workers, self.me)
-        self.near = [] if self.me % 2 else self.neighbours
+        self.near = partners(args.graph, workers, self.me)
         self.seed = args.seed + self.me
         own = dict(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
         self.x = tf.get_variable("replica", initializer=center.read_value(), **own)

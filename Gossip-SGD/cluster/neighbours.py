@@ -19,14 +19,20 @@ import time
 
 import numpy as np
 
-from cluster import ports, rounds, run
+from cluster import heartbeat, ports, rounds, run
 from cluster import tensorflow_v1 as tf
-from cluster.gossip import name_of
-from cluster.heartbeat import EVERY, GONE, Unreached
-from cluster.task import Failure, end_now
+from cluster.gossip import name_of, partners
+from cluster.heartbeat import EVERY, GONE
 
 TRIES = 5  # calls in a row that may fail
 LONG = 3  # seconds after which a call may be waiting for a worker that is gone
+
+
+def fetched_from(args):
+    """Returns the numbers of the workers from which this one fetches something."""
+    others = set(range(len(args.worker_hosts))) - {args.task_index}
+    near = partners(args.graph, len(args.worker_hosts), args.task_index)
+    return sorted(near if args.task_index else others)
 
 
 class _Heard:
@@ -56,10 +62,7 @@ class Calls(rounds.Calls):
         self.graph, self.chief = tf.get_default_graph(), not args.task_index
         self.session, self.there, self.distance = None, {}, 0.0
         self.expected = {}  # who was there when the calls began
-        self.unreached = Unreached(args.patience, end_now)
-        # With whom this worker has to do: the chief reads from all.
-        every = range(len(args.worker_hosts))
-        self.wanted = [k for k in every if self.chief or k in replica.near]
+        self.wanted = fetched_from(args)
         state = stats.incarnation
         with tf.device(stats.device):
             joined = tf.equal(state.joined.value(), state.number.value())
@@ -85,16 +88,8 @@ class Calls(rounds.Calls):
         """Returns {worker: its process} of those who are wanted and there."""
         joined, silence, owners = session.run(self.look)
         hosts, me = self.args.worker_hosts, self.replica.me
-        there = [k for k in self.wanted if k != me and joined[k] and silence[k] < GONE]
+        there = [k for k in self.wanted if joined[k] and silence[k] < GONE]
         missed = ports.unreachable([hosts[k] for k in there])
-        # A worker that has just been killed sends no new heartbeat.
-        self.unreached.note(
-            {
-                (("worker", me), ("worker", k), hosts[k])
-                for k in there
-                if hosts[k] in missed and silence[k] < 1.5 * EVERY
-            }
-        )
         found = [me, *(k for k in there if hosts[k] not in missed)]
         return {k: owners[k] for k in found}
 
@@ -172,11 +167,9 @@ class Calls(rounds.Calls):
             logging.info("a call failed: %s", error.message)
             self.close()
             joined, *_ = session.run(self.look)
-            if not joined[self.replica.me]:
+            if self.failed > TRIES or not joined[self.replica.me]:
+                self.failed = 0
                 raise
-            if self.failed > TRIES:
-                text = error.message.splitlines()[0]
-                raise Failure(f"rounds fail: {text}") from error
             return left
         if self.chief:
             apart = self.gather(session)
@@ -212,8 +205,31 @@ class Calls(rounds.Calls):
         return float(np.sqrt(((replicas - mean) ** 2).sum(axis=1).mean()))
 
 
+class Heartbeat(heartbeat.Heartbeat):
+    """Says, too, which of the workers that live this one cannot reach."""
+
+    def __init__(self, args, session, state):
+        super().__init__(args, session, state)
+        self.me, workers = args.task_index, enumerate(args.worker_hosts)
+        self.dialled = {k: host for k, host in workers if k in fetched_from(args)}
+        self.silence = state.silence()
+
+    def cannot_reach(self, session):
+        """Returns {(who, task, address)}: who cannot fetch what that task sends."""
+        silence = session.run(self.silence)
+        missed = ports.unreachable(self.dialled.values())
+        # A worker that was killed sends no new heartbeat.
+        return super().cannot_reach(session) | {
+            (("worker", self.me), ("worker", k), host)
+            for k, host in self.dialled.items()
+            if host in missed and silence[k] < 1.5 * EVERY
+        }
+
+
 class Run(run.Run):
     """A worker's part in a run of replicas."""
+
+    heartbeat = Heartbeat
 
     def save_and_write(self, session):
         """Chief: averages the replicas, which nobody changes any more, and saves."""

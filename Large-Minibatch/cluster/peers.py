@@ -167,21 +167,24 @@ class FailureDetector(heartbeat.Heartbeat):
 
     def look(self, session):
         """Looks whether a worker was replaced, lost, silent, or cannot be reached."""
+        missed = ports.unreachable(self.dialled.values())
+        self.missed = [k for k, host in self.dialled.items() if host in missed]
         super().look(session)
         silence, owners = session.run(self.signs)
         if not self.complete:
             return
-        missed = ports.unreachable(self.dialled.values())
-        missed = [k for k, host in self.dialled.items() if host in missed]
-        late = [k for k in missed if silence[k] > 1.5 * EVERY]
+        late = [k for k in self.missed if silence[k] > 1.5 * EVERY]
         for worker in [*np.flatnonzero(owners == REPLACED.encode()), *late]:
             if self.complete:
                 self.lost(int(worker))
-        me = "worker", self.args.task_index
-        found = {(me, ("worker", k), self.dialled[k]) for k in missed}
-        self.unreached.note(found)
         # Only the chief: it would take a worker that ends first for the lost one.
         quiet = int(np.argmax(silence))
         if not self.args.task_index and silence[quiet] > self.args.patience:
             where = f"worker {quiet} at {self.args.worker_hosts[quiet]}"
             self.end(f"no answer in {silence[quiet]:.0f} s from {where}")
+
+    def cannot_reach(self, session):
+        """Returns {(who, task, address)}, also those from whom this worker fetches."""
+        me = "worker", self.args.task_index
+        found = {(me, ("worker", k), self.dialled[k]) for k in self.missed}
+        return super().cannot_reach(session) | (found if self.complete else set())
