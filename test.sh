@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Sets up the development environment if needed, then lints and runs the tests.
-#   bash test.sh                             everything
+#   bash test.sh                             everything that a change can break
+#   bash test.sh --quick                     without servers, in a minute
+#   THOROUGH=1 bash test.sh                  all combinations, in hours
 #   bash test.sh tests/test_copies.py -x     pytest's own arguments
 set -euo pipefail
 
@@ -16,5 +18,8 @@ print(f"Python {platform.python_version()}, TensorFlow {version(sys.argv[1])}")
 ' tensorflow
 "$SETUP_PYTHON" -m ruff check .
 "$SETUP_PYTHON" -m ruff format --check .
+if [ "${1-}" = --quick ]; then
+  set -- -m quick "${@:2}"
+fi
 # Two at once: starts and ends of a cluster leave the second core idle. A later -n wins.
 exec "$SETUP_PYTHON" -m pytest -n 2 --dist worksteal "$@"

@@ -1,5 +1,6 @@
-"""What a test run inherits, and what it says last: what could not be had here."""
+"""What a test run inherits, and what it says last: which tests it has left out."""
 
+import collections
 import signal
 
 import pytest
@@ -22,6 +23,15 @@ def pytest_terminal_summary(terminalreporter):
         if test_horovod.MISSING:
             line = f"not tried here: Horovod: {test_horovod.MISSING}"
             terminalreporter.write_line(line)
+    left_out = collections.defaultdict(collections.Counter)
+    for report in terminalreporter.stats.get("skipped", []):
+        *_, reason = report.longrepr
+        test = report.nodeid.partition("[")[0].removeprefix("tests/")
+        left_out[reason.removeprefix("Skipped: ")][test] += 1
+    for reason, tests in sorted(left_out.items()):
+        names = [f"{test} ({n})" if n > 1 else test for test, n in tests.items()]
+        line = f"left out, {reason}: {tests.total()} tests: {', '.join(sorted(names))}"
+        terminalreporter.write_line(line)
     if not any("test_engines.py::" in getattr(r, "nodeid", "") for r in reports):
         return
     import test_engines

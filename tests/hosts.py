@@ -19,8 +19,8 @@ def missing() -> str:
     """Returns why there are no such hosts here, "" if they can be had."""
     if os.geteuid():
         return "hosts take root"
-    without = launch.without
-    return without(["ip", "netns", "list"]) or without(["nft", "list", "ruleset"])
+    rules = ["sh", "-c", "nft list ruleset"]
+    return launch.without(["ip", "netns", "list"]) or launch.without(rules)
 
 
 class Hosts(contextlib.ExitStack):

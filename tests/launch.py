@@ -57,6 +57,9 @@ def thorough(usual: int, thorough: int) -> int:
 
 
 if_thorough = pytest.mark.skipif(not THOROUGH, reason="THOROUGH=1 tries it")
+# An engine's packages and daemons take minutes, and few have them.
+ENGINES = THOROUGH or bool(os.environ.get("ENGINES"))
+if_engines = pytest.mark.skipif(not ENGINES, reason="ENGINES=1 tries it")
 
 
 def reference() -> None:
@@ -345,9 +348,9 @@ def result(logdir: pathlib.Path) -> dict:
 
 
 def without(tool: Sequence[str]) -> str:
-    """Returns why a command of the system cannot be had here, "" if it can."""
+    """Returns why a command, before another one, cannot be had here; "" if it can."""
     try:
-        done = subprocess.run(tool, capture_output=True, text=True)
+        done = subprocess.run([*tool, "true"], capture_output=True, text=True)
     except FileNotFoundError:
         return f"{tool[0]} is not installed"
     return (done.stderr.strip() or "refused") if done.returncode else ""

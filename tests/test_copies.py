@@ -26,6 +26,8 @@ COPIED = {
 }
 COPIES = [folder for folder in EXAMPLES if folder != copies.REFERENCE]
 
+pytestmark = pytest.mark.quick
+
 
 def planted(root: Path) -> Path:
     """Returns a copy of what tools/copies.py looks at, in a directory of its own."""

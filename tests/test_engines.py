@@ -105,8 +105,7 @@ def test_an_engine_that_is_not_installed(engine, tmp_path):
     assert not (tmp_path / "logdir").exists()
 
 
-@pytest.mark.parametrize("engine", NAMES)
-@pytest.mark.parametrize(
+WRONG = pytest.mark.parametrize(
     ("arguments", "env", "words"),
     [
         (["Nope"], {}, ["there is no example", "Nope", "HogWild"]),
@@ -120,10 +119,25 @@ def test_an_engine_that_is_not_installed(engine, tmp_path):
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
-def test_wrong_use(engine, arguments, env, words, tmp_path):
-    if MISSING[engine] and engine != "Kubernetes":
+
+
+@WRONG
+def test_wrong_use(arguments, env, words, tmp_path):
+    """common.sh reads it, for every engine; Kubernetes' files take no cluster."""
+    wrong_use("Kubernetes", arguments, env, words, tmp_path)
+
+
+@launch.if_thorough
+@pytest.mark.parametrize("engine", [name for name in NAMES if name != "Kubernetes"])
+@WRONG
+def test_wrong_use_of_every_engine(engine, arguments, env, words, tmp_path):
+    if MISSING[engine]:
         pytest.skip(MISSING[engine])
-    # Kubernetes' files are written, and so checked, without a cluster too.
+    wrong_use(engine, arguments, env, words, tmp_path)
+
+
+def wrong_use(engine, arguments, env, words, tmp_path):
+    """Asserts that an engine refuses this with status 2 and one sentence."""
     env = {"LOGDIR": str(tmp_path / "logdir"), "DRY_RUN": "1", **env}
     done = run_sh(engine, *arguments, **env)
     one_sentence(done, 2, *words)
@@ -252,6 +266,7 @@ def test_jobs_on_one_node_have_ports_of_their_own(tmp_path):
 # --- With the engines that are here -------------------------------------------
 
 
+@launch.if_engines
 @pytest.mark.parametrize("engine", NAMES)
 def test_a_run(engine):
     """Status 0, the right result, nothing left. The matrix has every example."""
@@ -313,6 +328,7 @@ LONG = ["--steps", "100000", "--slow_workers", "0.01", "--save_seconds", "1"]
 ALWAYS = ("Slurm", signal.SIGTERM)
 
 
+@launch.if_engines
 @pytest.mark.parametrize(
     ("engine", "number"),
     [

@@ -261,6 +261,7 @@ def missing(engine):
         pytest.skip(common.MISSING[engine])
 
 
+@launch.if_engines
 @pytest.mark.parametrize("engine", STARTED)
 def test_fewer_slots_than_tasks(engine, tmp_path):
     """Counted first: Spark would wait for ever and say nothing."""
@@ -287,6 +288,7 @@ def finished(engine, tmp_path, *arguments, **env):
     return run.lines, launch.result(logdir)
 
 
+@launch.if_engines
 def test_a_sweep_of_spark(tmp_path):
     """One run of three fails: it is reported, the best of the others is on top."""
     grid = "learning_rate=0.001,0.1,-1"

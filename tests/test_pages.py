@@ -17,6 +17,7 @@ EXAMPLES = registry.folders()
 PLAN = copies.plan(REPO, registry.EXAMPLES)
 PAGES = files(".md")
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:home|root|Users|work|opt|mnt|srv)/\w")
+pytestmark = pytest.mark.quick
 UNFINISHED = re.compile("TO" + r"DO\b|FIX" + r"ME\b|\bXX" + r"X\b")
 
 # --- READMEs -----------------------------------------------------------------

@@ -21,6 +21,8 @@ import registry
 
 from cluster import report, rounds, task
 
+pytestmark = pytest.mark.quick
+
 
 class Clock:
     """Stands for `time.time` and `time.monotonic`."""

@@ -90,7 +90,9 @@ def run(case: tuple[str, str, str], where: pathlib.Path) -> dict:
                 break
             if tasks["worker-0"].process.poll() is not None and SHAPES[folder][0]:
                 # A ps waits for workers that are started again.
-                if tasks["worker-0"].process.poll() or time.monotonic() > began + 90:
+                # A worker, too, waits for a ps: ten times --patience.
+                late = time.monotonic() > began + 10 * PATIENCE + 30
+                if tasks["worker-0"].process.poll() or late:
                     break
         statuses = {name: task.process.poll() for name, task in tasks.items()}
         lines = [f"{n}: {x}" for n, task in tasks.items() for x in task.lines]
