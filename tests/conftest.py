@@ -3,14 +3,32 @@
 import collections
 import signal
 
+import hypothesis
+import launch
 import pytest
 import registry
+from hypothesis import Phase
 
 # A run that nohup or a shell's background job began inherits HUP or INT as ignored. So
 # would every task of its tests, and bash cannot trap what was ignored when it started.
 for number in (signal.SIGHUP, signal.SIGINT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
+
+
+# The smallest example that breaks a rule takes minutes to find; the first says enough.
+PHASES = [*Phase] if launch.THOROUGH else [Phase.explicit, Phase.generate]
+hypothesis.settings.register_profile(
+    "guide", deadline=None, derandomize=True, phases=PHASES
+)
+hypothesis.settings.load_profile("guide")
+
+
+def pytest_collection_modifyitems(items):
+    """A trace that was computed by hand is made in this process: it is quick."""
+    for item in items:
+        if item.originalname.startswith("test_trace"):
+            item.add_marker(pytest.mark.quick)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

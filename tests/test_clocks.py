@@ -104,7 +104,7 @@ def test_trace_of_starts(staleness: int, expected: list[int]) -> None:
     assert found == rules.bounded_starts([1, 3], staleness, 10)
 
 
-@settings(max_examples=thorough(3, 15), deadline=None, derandomize=True)
+@settings(max_examples=thorough(3, 15))
 @given(
     durations=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     staleness=st.integers(0, 3),

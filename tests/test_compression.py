@@ -157,7 +157,7 @@ def cases(draw: st.DrawFn) -> types.SimpleNamespace:
     )
 
 
-@settings(max_examples=thorough(6, 60), deadline=None, derandomize=True)
+@settings(max_examples=thorough(6, 60))
 @given(case=cases())
 def test_any_run_is_the_rule(case: types.SimpleNamespace) -> None:
     flags = [f"--method={case.method}", f"--keep={case.k / case.size}"]

@@ -422,8 +422,6 @@ RULES = {
 @given(case=cases())
 @settings(
     max_examples=launch.thorough(4, 20),
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 def test_any_run_is_the_papers_rule(folder: str, case: types.SimpleNamespace) -> None:

@@ -92,7 +92,7 @@ def test_every_neighbour_is_as_likely() -> None:
 # --- Exact ------------------------------------------------------------------------
 
 
-def test_trace_by_hand() -> None:
+def test_trace() -> None:
     with Gossip() as run:
         made = run.play(parse(S + ", push A B"))
     np.testing.assert_allclose([push.center[:, 0] for push in made], TRACE, atol=1e-6)
@@ -128,7 +128,7 @@ def cases(draw: st.DrawFn) -> types.SimpleNamespace:
 
 
 @given(case=cases())
-@settings(max_examples=launch.thorough(4, 60), deadline=None, derandomize=True)
+@settings(max_examples=launch.thorough(4, 60))
 def test_any_schedule_is_the_rule(case: types.SimpleNamespace) -> None:
     start = [case.start] * len(case.streams)
     expected = rules.gossip(case.schedule, streams(*case.streams), start, case.eta)
@@ -292,7 +292,7 @@ def test_a_changed_formula_is_found(what: str, monkeypatch) -> None:
     name = "gossip" if where == MODULE else FOLDER
     monkeypatch.setitem(gossip_harness.instead, name, module)
     with pytest.raises(AssertionError):
-        test_trace_by_hand()
+        test_trace()
 
 
 @launch.if_thorough

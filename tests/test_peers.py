@@ -179,7 +179,7 @@ def cases(draw: st.DrawFn) -> types.SimpleNamespace:
     )
 
 
-ANY = settings(max_examples=launch.thorough(3, 30), deadline=None, derandomize=True)
+ANY = settings(max_examples=launch.thorough(3, 30))
 
 
 @given(case=cases())

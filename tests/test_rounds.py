@@ -251,7 +251,7 @@ def cases(draw: st.DrawFn) -> types.SimpleNamespace:
 
 @pytest.mark.parametrize("folder", SCHEMES)
 @given(case=cases())
-@settings(max_examples=launch.thorough(1, 10), deadline=None, derandomize=True)
+@settings(max_examples=launch.thorough(1, 10))
 def test_counters_of_any_run(folder: str, case: types.SimpleNamespace) -> None:
     flags = [f"--steps={case.steps}"]
     if folder in SYNCHRONOUS:

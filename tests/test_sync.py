@@ -86,7 +86,7 @@ def test_trace(folder, flags, expected, num_ps):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@settings(max_examples=launch.thorough(3, 20), deadline=None, derandomize=True)
+@settings(max_examples=launch.thorough(3, 20))
 @given(
     workers=st.integers(1, 4),
     num_ps=st.integers(1, 2),
