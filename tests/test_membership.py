@@ -136,7 +136,11 @@ def test_a_chief_that_goes_while_a_join_request_is_sent(
     """It does not know the session any more, neither to run in it nor to close it."""
     tf, (chief, *_) = membership.tf, flags_of(2, 1)
     spec = {"worker": [chief.address]}
-    server, errors = tf.train.Server(spec, job_name="worker", task_index=0), []
+    # The first server of a process makes the threads of all that it has later: too few,
+    # and workers of another test that call each other wait for ever.
+    config = tf.ConfigProto(inter_op_parallelism_threads=16)
+    server = tf.train.Server(spec, job_name="worker", task_index=0, config=config)
+    errors = []
     run = tf.Session.run
 
     def forgotten(session, *args):
