@@ -86,23 +86,19 @@ def graph(args, center, stats, step, move, batch, loss, last):
 
     # w moves by g, or by the mean of N   (ps: these operations run where w is)
     with tf.name_scope("update"):
-        applied, sums = counted.applied, pushed
-        if step:
-            added = rounds.update(step.sums, pushed, applied, optimizers.add)
-            applied, sums = step.complete(added, applied), step.sums
         rate = optimizers.learning_rate(args, counted.number)
         which = {piece.name: i for i, piece in enumerate(center)}
 
         def rule(w, g):
-            i, t = which[w.name], counted.number + 1
-            if not step:
-                return move(i, w, g, t, rate)
-            moved = move(i, w, g.read_value() / args.replicas_to_aggregate, t, rate)
-            with tf.control_dependencies([moved]):
-                return g.assign(tf.zeros(g.shape), read_value=False)
+            g = g.read_value() / args.replicas_to_aggregate if step else g
+            return move(which[w.name], w, g, counted.number + 1, rate)
 
-        update = rounds.update(center, sums, applied, rule)
-    opened = step.open_next(update, applied) if step else update
+        if not step:
+            update = rounds.update(center, pushed, counted.applied, rule)
+            return rounds.Round(value, counted, update)
+        added = step.add(pushed, counted.applied, optimizers.add)
+        complete = step.complete(added, counted.applied)
+        opened = step.open_next(step.move(center, complete, rule), complete)
     return rounds.Round(value, counted, opened)
 
 

@@ -54,7 +54,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     # t := my newest token   (ps 0), then w   (ps → worker)
     with tf.name_scope("pull"):
         t = step.wait(after=last.update)
-        pulled = rounds.pull(center, after=[t] * len(step.sums))
+        pulled = rounds.pull(center, after=[t] * len(args.ps_hosts))
 
     # g_k := ∇ loss(w; mini-batch of worker k)   (worker)
     with tf.name_scope("gradient"):
@@ -71,17 +71,15 @@ def graph(args, center, stats, shared, batch, loss, last):
         def add(total, g):
             return total.assign_add(g, read_value=False)
 
-        added = rounds.update(step.sums, pushed, counted.applied, add)
+        added = step.add(pushed, counted.applied, add)
         complete = step.complete(added, counted.applied)
 
-        # w ← w − η (1/N) sum, sum ← 0   (ps, when the sum has all N)
+        # w ← w − η (1/N) sum   (ps, when the sum has all N; the next begins at 0)
         def rule(w, total):
             mean = total.read_value() / args.replicas_to_aggregate
-            moved = w.assign_sub(args.learning_rate * mean, read_value=False)
-            with tf.control_dependencies([moved]):
-                return total.assign(tf.zeros_like(mean), read_value=False)
+            return w.assign_sub(args.learning_rate * mean, read_value=False)
 
-        update = rounds.update(center, step.sums, complete, rule)
+        update = step.move(center, complete, rule)
         opened = step.open_next(update, complete)
     return rounds.Round(value, counted, opened)
 

@@ -92,14 +92,22 @@ BY_HAND = [
     ("sync", "tf.reduce_sum(taken) < self.size", "tf.constant(True)"),
     ("sync", "tf.equal(others, self.size - 1)", "tf.equal(others, self.size - 2)"),
     ("sync", "tf.equal(others, self.size - 1)", "tf.equal(others, self.size)"),
-    ("sync", "self.taken.assign(tf.zeros_like(taken), read_value=False),", ""),
+    (
+        "sync",
+        "self.taken.assign(tf.zeros(self.taken.shape, tf.int64), read_value=False),",
+        "",
+    ),
+    ("sync", "self.attempt.assign_add(1, read_value=False),", ""),
+    ("sums", "mine > last, begin", "mine > mine, begin"),
+    ("sums", "mine >= last if begins", "mine > REFUSED if begins"),
+    ("sums", "total.assign(zeros, read_value=False)", "tf.no_op()"),
     ("sync", "tf.reduce_max(", "tf.reduce_min("),
     ("sync", "count = tf.maximum(self.mine.size(), 1)", "count = 1"),
     ("sync", "step < self.stats.steps", "step <= self.stats.steps"),
     ("sync", "state.on_open += [", "state.on_open += [][:0] and ["),
     (
         "sync",
-        "applied & (held.read(self.taken)[stats.me, ROUNDS] > 0)",
+        "applied & tf.equal(self.named, held.read(self.attempt))",
         "applied",
     ),
     ("sync", "stuck = tf.reduce_any(dead & half)", "stuck = tf.constant(False)"),
@@ -118,10 +126,10 @@ BY_HAND = [
         "waits = stats.step.read_value() < stats.steps",
         "waits = tf.constant(True)",
     ),
-    ("sync", "len(silence) - self.size", "0"),
-    ("sync", "STARTING * self.patience", "self.patience"),
-    ("sync", "            self.said = False\n", ""),
-    ("sync", "        self.said = True\n", ""),
+    ("quorum", "len(silence) - self.size", "0"),
+    ("quorum", "STARTING * self.patience", "self.patience"),
+    ("quorum", "            self.said = False\n", ""),
+    ("quorum", "        self.said = True\n", ""),
     # The clocks: how far ahead, who counts, and who is woken.
     (
         "clocks",
@@ -156,7 +164,11 @@ BY_HAND = [
     ("rounds", "last = [*built[-1].update, *built[-1].local]", "last = []"),
 ]
 # Of a shared module, the scheme whose tests are asked first.
-FIRST = {"sync": "Synchronous-SGD", "clocks": "Stale-Synchronous-Parallel"}
+FIRST = {
+    "sync": "Synchronous-SGD",
+    "sums": "Synchronous-SGD",
+    "clocks": "Stale-Synchronous-Parallel",
+}
 
 # Modules around the rounds: the same, and the tests that are asked, a file and what
 # their names have. Those that start processes start them with the changed module.
@@ -228,7 +240,7 @@ AROUND = [
     ),
     (
         "heartbeat",
-        "if session is None and all_answer:",
+        "if session is None and self.answer:",
         "if session is None:",
         FAULTS,
         "silent_while_a_session_begins",

@@ -6,6 +6,7 @@ takes the worker's token, a push makes its round.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import threading
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.timeout(120)  # a wrong synchronous cluster hangs
 FOLDER = SSGD = "Synchronous-SGD"  # of this file, for mutations.py
 RATES = "Synchronous-SGD-different-learning-rates"
 SAGN = "SAGN"
-NUM_PS = pytest.mark.parametrize("num_ps", [1, 2])
+# What is right with the pieces of two is with one; each scheme runs with one.
+NUM_PS = pytest.mark.parametrize("num_ps", launch.some([2], [1]))
 TRACE = [0.3, 0.77, 0.993, 1.3937]  # of Synchronous-SGD, by hand
 PARENT = {  # flags by which each scheme is Synchronous-SGD
     SSGD: [],
@@ -467,23 +469,74 @@ def test_a_gradient_that_was_thrown_away_does_not_count_later():
     module, late = launch.load(SSGD), []
 
     def graph(args, center, stats, shared, *rest):
-        late.append(shared.complete([], tf.constant(True)))  # what is left of a round
-        return module.graph(args, center, stats, shared, *rest)
+        made = module.graph(args, center, stats, shared, *rest)
+        # What is left of a round.
+        late.append((shared.named, shared.complete([], tf.constant(True))))
+        return made
 
     with Run(SSGD, graph=graph) as run:
         a, b = run.workers
         a.pull()
         # What is said of the push, and nothing after it.
-        (counted,) = a.session.run(a.calls.fetches[1][1], a.held)
+        name, last = late[0]
+        (counted,), named = a.session.run([a.calls.fetches[1][1], name], a.held)
         assert counted[2] == rounds.APPLIED
         a.forget(100)
         b.make_checks()
-        assert not a.session.run(late[0])
+        assert not a.session.run(last, {name: named})
         a.held = {}
         run.play("push B")
         assert b.waits() and run.chief.step() == 0
         (push,) = run.play("push A")
         assert push[:3] == (1, 0, rounds.APPLIED) and run.chief.step() == 1
+
+
+@pytest.mark.parametrize("folder", SYNCHRONOUS)
+def test_a_piece_that_comes_late_is_in_no_sum(folder, monkeypatch):
+    """A stands still between its two sends; B and C make two steps without it."""
+    module, send, go_on, slow = launch.load(folder), rounds.send, threading.Event(), []
+
+    def wait(piece):
+        assert go_on.wait(60)
+        return piece
+
+    def send_late(tensors, variables):
+        if slow:
+            with tf.device("/job:worker/task:0"):
+                tensors[1] = tf.py_func(wait, [tensors[1]], tf.float32)
+                tensors[1].set_shape([1])
+        return send(tensors, variables)
+
+    def graph(args, *rest):
+        slow[:] = [True] * (args.task_index == 0)
+        return module.graph(args, *rest)
+
+    monkeypatch.setattr(rounds, "send", send_late)
+    flags = [*PARENT[folder], "--replicas_to_aggregate=2"]
+    flags += ["--learning_rates=0.05,0.05,0.05"] * (folder == RATES)
+    options = dict(num_ps=2, start=[0.0, 0.0], streams=[[1.0], [5.0], [7.0]])
+    with (
+        Run(folder, *flags, graph=graph, **options) as run,
+        contextlib.ExitStack() as end,
+    ):
+        end.callback(go_on.set)
+        a, b, _ = run.workers
+        thread = threading.Thread(target=a.push)
+        thread.start()
+        taken = b.temporary("taken")
+        while not b.session.run(taken)[0].any():
+            time.sleep(0.05)
+        a.forget(100)
+        b.make_checks()
+        (*_, made) = run.play("pull B, push B, pull C, push C")
+        # w ← w − 0.1 (w − 6), twice
+        np.testing.assert_allclose(made.center, [0.6, 0.6], atol=1e-6)
+        run.play("pull B, push B")
+        go_on.set()
+        thread.join()
+        (made,) = run.play("pull C, push C")
+        np.testing.assert_allclose(made.center, [1.14, 1.14], atol=1e-6)
+        assert run.chief.step() == 2 and run.counters()["rounds"] == [0, 2, 2]
 
 
 @pytest.mark.parametrize("replicas", [2, 1])

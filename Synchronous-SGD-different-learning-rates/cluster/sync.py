@@ -6,14 +6,14 @@ brings the last of them makes the update, and then opens step t + 1: every worke
 token. So the chief needs no thread for it, and nobody waits for the chief.
 """
 
-import time
-
 import numpy as np
 
 from cluster import rounds
 from cluster import tensorflow_v1 as tf
-from cluster.heartbeat import GONE, STARTING
+from cluster.heartbeat import GONE
+from cluster.quorum import Quorum
 from cluster.stats import COUNTERS, size
+from cluster.sums import REFUSED, Sums
 
 ROUNDS = COUNTERS.index("rounds")
 # What has come of a worker's gradient: nothing yet; it is in the sums; it was the last
@@ -24,21 +24,21 @@ AWAY, ARRIVED, MAKER = 0, 1, 2
 class Barrier:
     """On ps 0: who is in the open step, and a queue of tokens for each worker.
 
-    `sums` has a variable for each piece of the center variable, on its ps: the sum of
-    the gradients that the open step has taken.
+    `sums` are the sums of the gradients that the open step has taken. `attempt` is the
+    number of the attempt to make it, larger than any before.
     """
 
     def __init__(self, args, center, stats):
         self.stats, self.size = stats, args.replicas_to_aggregate
         self.workers = len(args.worker_hosts)
-        self.sums = []
-        for piece in center:
-            with tf.device(piece.device):
-                self.sums.append(stats.temporary("sum", tf.zeros(piece.shape)))
+        self.sums = Sums(center, stats)
         with tf.device(stats.device):
             # What is counted once the open step is complete.
             nothing = tf.zeros([self.workers, len(COUNTERS)], tf.int64)
             self.taken = stats.temporary("taken", nothing)
+            # It begins with the time, in microseconds, in each incarnation.
+            now = tf.cast(1e6 * tf.timestamp(), tf.int64)
+            self.attempt = stats.temporary("open_attempt", now)
             away = tf.fill([self.workers], tf.constant(AWAY, tf.int64))
             self.arrived = stats.temporary("arrived", away)
             names = [f"tokens_{worker}" for worker in range(self.workers)]
@@ -70,25 +70,17 @@ class Barrier:
             half = (taken[:, ROUNDS] > 0) & tf.not_equal(arrived, ARRIVED)
             stuck = tf.reduce_any(dead & half)
             step = held.read(stats.step)
-            empty = [
-                rounds.only_if(stuck, lambda v=v, w=w: v.assign(w, read_value=False))
-                for v, w in (
-                    (self.taken, tf.zeros_like(taken)),
-                    (self.arrived, [AWAY] * self.workers),
-                )
-            ]
-            held.done += empty
-        for total in self.sums:
-            with tf.device(total.device):
-                zeros = tf.zeros_like(total)
-                empty.append(
-                    rounds.only_if(
-                        tf.identity(stuck),
-                        lambda t=total, z=zeros: t.assign(z, read_value=False),
-                    )
-                )
-        with tf.device(stats.device), tf.control_dependencies(empty):
+            held.done.append(rounds.only_if(stuck, self._another_attempt))
+        with tf.device(stats.device), tf.control_dependencies([stats.unlocked]):
             return rounds.only_if(tf.identity(stuck), lambda: self._tokens(step))
+
+    def _another_attempt(self):
+        """Returns what empties the step; each sum begins with its next piece."""
+        return tf.group(
+            self.taken.assign(tf.zeros(self.taken.shape, tf.int64), read_value=False),
+            self.arrived.assign([AWAY] * self.workers, read_value=False),
+            self.attempt.assign_add(1, read_value=False),
+        )
 
     def _tokens(self, step):
         return tf.group([queue.enqueue(step) for queue in self.queues])
@@ -143,15 +135,34 @@ class Barrier:
             became = tf.where(open_, became, rounds.OVER)
             became = tf.where(held.joined, became, rounds.NOT_JOINED)
             staleness = tf.zeros_like(t)
+            self.named = held.read(self.attempt)
         self.joined = held.joined
         return stats.counted(t, staleness, applied, became)
+
+    def add(self, pushed, applied, rule):
+        """Applies `rule(sum, piece)` on each ps if the gradient is `applied`.
+
+        Returns what comes after it, a tensor on each ps.
+        """
+        return self.sums.add(pushed, self._named(applied), rule)
+
+    def move(self, variables, applied, rule):
+        """Applies `rule(variable, sum)` on each ps if the gradient was the last one.
+
+        Returns what comes after it, a tensor on each ps.
+        """
+        return self.sums.move(variables, self._named(applied), rule)
+
+    def _named(self, applied):
+        with tf.device(self.stats.device):
+            return tf.where(applied, self.named, REFUSED)
 
     def complete(self, added, applied):
         """Returns whether this gradient, now added on every ps, is the step's last."""
         stats = self.stats
         with stats.locked(added) as held:
             # Not if the step was begun again meanwhile, see `begin_again`.
-            counts = applied & (held.read(self.taken)[stats.me, ROUNDS] > 0)
+            counts = applied & tf.equal(self.named, held.read(self.attempt))
             # The others, each ARRIVED = 1: nobody is the MAKER while one is missing.
             others = tf.reduce_sum(held.read(self.arrived))
             last = tf.logical_and(counts, tf.equal(others, self.size - 1))
@@ -182,8 +193,7 @@ class Barrier:
                             indices=list(range(self.workers)),
                             updates=taken + made,
                         ),
-                        self.taken.assign(tf.zeros_like(taken), read_value=False),
-                        self.arrived.assign([AWAY] * self.workers, read_value=False),
+                        self._another_attempt(),
                         stats.step.assign_add(1, read_value=False),
                     ]
             with tf.control_dependencies([stats.unlocked]):
@@ -191,9 +201,6 @@ class Barrier:
 
         with tf.device(stats.device):
             return [rounds.only_if(last, open_)]
-
-
-# --- Enough workers for a step ------------------------------------------------------
 
 
 def check(args, center, stats):
@@ -212,39 +219,3 @@ def check(args, center, stats):
         )
         tensors = [silence, state.heartbeats.read_value() > 0]
     return begun, tensors, Quorum(args).check
-
-
-class Quorum:
-    """Says for which workers a step waits, and that one cannot go on without them.
-
-    One that was killed may be started again, and then the others go on; but they do not
-    wait for ever, no more than for a ps.
-    """
-
-    def __init__(self, args):
-        self.size, self.patience = args.replicas_to_aggregate, args.patience
-        self.began, self.said = time.monotonic(), False
-
-    def check(self, silence, came):
-        """Says after 10 s for whom it waits; returns a sentence after `patience`.
-
-        `silence` [workers] are seconds, `came` [workers] says who was ever there: a
-        worker that is not may take ten times as long, as for every start. A worker that
-        was started again because it had waited waits as long as before.
-        """
-        spare = len(silence) - self.size
-        missing = np.flatnonzero(silence > GONE)
-        if len(missing) <= spare:
-            self.said = False
-            return ""
-        who = ", ".join(map(str, missing))
-        limit = np.where(came, self.patience, STARTING * self.patience)
-        waited = np.minimum(silence, time.monotonic() - self.began)
-        takes = f"a step takes the gradients of {self.size} workers"
-        if np.sum(waited > limit) > spare:
-            least = min(silence[missing])
-            return f"no heartbeat in {least:.0f} s from worker {who}: {takes}"
-        if not self.said:
-            print(f"still waiting for worker {who}: {takes}", flush=True)
-        self.said = True
-        return ""
