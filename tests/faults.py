@@ -362,12 +362,10 @@ def of_hands(found: dict) -> list[str]:
     """Who is lost for good is missed by those who need it; the others end well."""
     cell, (*_, chief, worker) = found["cell"], found["status"]
     lost = cell.fault == "cut" or cell.fault == "kill" and not cell.restarts
-    # A ps is needed by all, a worker by the steps of a barrier. Without one the chief
-    # ends the run alone; without the chief worker 1 makes all updates, and the ps wait.
-    needed = has_barrier(cell.folder)
+    # A ps and the chief are needed by all, worker 1 by the steps of a barrier.
     due = (138, 138) if lost else (0, 0)
-    if lost and cell.job == "worker" and not needed:
-        due = (138, 0) if cell.index == 0 else (0, 138)
+    if lost and (cell.job, cell.index) == ("worker", 1):
+        due = (138, 138) if has_barrier(cell.folder) else (0, 138)
     wrong = []
     for k, (is_now, shall) in enumerate(zip((chief, worker), due, strict=True)):
         if is_now is not None and is_now != shall or is_now is None and not lost:

@@ -98,6 +98,7 @@ def test_process_1_of_a_container_ends_at_once(number, tmp_path):
         assert time.monotonic() - cause < WITHIN
 
 
+@pytest.mark.starts
 def test_the_tasks_end_when_run_sh_is_killed(tmp_path):
     copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
     with run_sh(copy, *ENDLESS, LOGDIR=str(logdir)) as run:
@@ -218,6 +219,23 @@ def test_a_task_of_another_run_says_what_differs(tmp_path):
         last.wait_for("  loss ")
         wait_until(lambda: len(chief.lines) > lines, 30)
         assert "  loss " in chief.lines[-1], chief.output
+
+
+@pytest.mark.parametrize("folder", launch.some(["HogWild"], ["AEASGD", "SAGN"]))
+def test_a_chief_that_is_gone_for_good(folder, tmp_path):
+    """Nobody saves the model: that is no success, and nobody waits for long."""
+    copy = copy_of(folder, tmp_path)
+    flags = ["--steps", "200", "--slow_workers", "0.01", "--patience", "6"]
+    with ByHand(copy, *flags, "--logdir", str(tmp_path / "logdir")) as run:
+        ps, chief, worker = run.start_all()
+        worker.wait_for("  loss ")
+        chief.process.kill()
+        cause = time.monotonic()
+        for task in (worker, ps):
+            assert task.wait(60) == 138, task.output
+            where = f"from the chief, worker 0 at {run.workers[0]}"
+            one_sentence(task, "no answer in ", f" s {where}: without it nothing is")
+        assert time.monotonic() - cause < 6 + 4 * WITHIN
 
 
 def test_nobody_answers(tmp_path):
@@ -432,7 +450,9 @@ def test_a_ps_that_is_lost_before_a_worker_reports(tmp_path):
 ENDS = ["HogWild", "Ring-All-Reduce", "Gossip-SGD", "In-Graph-Replication"]
 
 
-@pytest.mark.parametrize("folder", ["Non-Distributed-Setup", *ENDS])
+@pytest.mark.parametrize(
+    "folder", launch.some(["Non-Distributed-Setup", "Ring-All-Reduce"], ENDS)
+)
 def test_an_input_that_ends_is_no_success(folder, tmp_path):
     """TensorFlow takes the end of an input for that of the training."""
     copy, logdir = copy_of(folder, tmp_path), tmp_path / "logdir"
@@ -474,11 +494,10 @@ def test_no_tool_takes_a_status_for_a_result(tmp_path, monkeypatch):
     assert "status 0 without result.json" in soak.run(quiet, tmp_path)
 
 
+@launch.if_thorough
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(hosts.missing() != "", reason=hosts.missing())
-@pytest.mark.parametrize(
-    "how", ["killed", pytest.param("lost", marks=launch.if_thorough)]
-)
+@pytest.mark.parametrize("how", ["killed", "lost"])
 def test_a_chief_that_comes_back_at_another_address(how, tmp_path):
     found = moved.run(moved.Case("HogWild", "worker-0", how), tmp_path)
     assert moved.verdict(found) == [], "\n".join(found["lines"])
@@ -489,10 +508,14 @@ def test_a_chief_that_comes_back_at_another_address(how, tmp_path):
 
 WALLS = [
     ("HogWild", "ps-0", "worker-1"),
-    ("Ring-All-Reduce", "worker-1", "worker-0"),
-    ("Gossip-SGD", "worker-0", "worker-3"),
-    pytest.param(
-        ("In-Graph-Replication", "ps-0", "worker-1"), marks=launch.if_thorough
+    *(
+        # The sentences are made in test_heartbeat.py, without a network.
+        pytest.param(case, marks=launch.if_thorough)
+        for case in [
+            ("Ring-All-Reduce", "worker-1", "worker-0"),
+            ("Gossip-SGD", "worker-0", "worker-3"),
+            ("In-Graph-Replication", "ps-0", "worker-1"),
+        ]
     ),
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import types
 
 import launch
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 launch.reference()
-from cluster import heartbeat, neighbours, peers  # noqa: E402
+from cluster import heartbeat, neighbours, peers, ports  # noqa: E402
 
 pytestmark = pytest.mark.quick
 ONE = (("worker", 0), ("worker", 1), "b:2222")
@@ -78,10 +80,80 @@ def thread_of(kind: type, me: int, **more: object) -> heartbeat.Heartbeat:
     args.patience = 60
     one = kind.__new__(kind)
     one.args, one.serving, one.unreachable = args, {("worker", 0): HOSTS[0]}, {}
-    one.reason, one.checks, one.me = "reason", [], me
+    one.reason, one.chief, one.checks, one.me = "reason", "chief", [], me
     for name, value in more.items():
         setattr(one, name, value)
     return one
+
+
+def test_a_ps_that_falls_silent_while_a_session_begins(monkeypatch) -> None:
+    """The session waits for ever; the worker ends after `patience` all the same."""
+    silent, hangs, ended = set(), threading.Event(), []
+
+    def session() -> None:
+        silent.add(HOSTS[0])
+        assert hangs.wait(60)
+        raise heartbeat.tf.errors.AbortedError(None, None, "")
+
+    monkeypatch.setattr(heartbeat, "EVERY", 0.01)
+    monkeypatch.setattr(heartbeat.ports, "unreachable", lambda *_: silent)
+    monkeypatch.setattr(heartbeat.ports, "Names", lambda *_: threading.Thread())
+    stopped = threading.Event()
+    one = thread_of(heartbeat.Heartbeat, 1, session=session, stopped=stopped)
+    one.args.patience, one.heard, one.answer = 0.1, {("worker", 0): 0.0}, False
+
+    def end(sentence: str) -> None:
+        ended.append(sentence)
+        stopped.set()
+        hangs.set()
+
+    one.end = end
+    one.run()
+    assert len(ended) == 1 and f"from worker 0 at {HOSTS[0]}" in ended[0]
+
+
+@pytest.mark.parametrize(("silence", "ends"), [(60, False), (61, True)])
+def test_a_run_without_a_chief_is_a_failure(silence, ends) -> None:
+    """A worker ends after `--patience`: nobody would save what it computes."""
+    ended = []
+    one = thread_of(heartbeat.Heartbeat, 1, end=ended.append)
+    one.unreached = types.SimpleNamespace(note=lambda _: None)
+    one.look(Session(reason=b"", chief=silence))
+    where = f"the chief, worker 0 at {HOSTS[0]}"
+    said = f"no answer in 61 s from {where}: without it nothing is saved"
+    assert ended == [said] * ends
+
+
+def test_connections_to_an_address_that_a_task_has_left_are_closed(monkeypatch) -> None:
+    """Those to another task stay; and while the name is unknown nothing happens."""
+    found, looks = {}, iter("aabb")
+
+    def getaddrinfo(host: str, *_: object) -> list:
+        if host not in found:
+            raise OSError
+        return [(0, 0, 0, "", ("127.0.0.1", found[host]))]
+
+    def sleep(_: float) -> None:
+        look = next(looks, None)
+        if look is None:
+            raise StopIteration
+        found.update(moves=here) if look == "a" else found.update(moves=there)
+
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            here, there = one.getsockname()[1], other.getsockname()[1]
+            lines = [socket.create_connection(("127.0.0.1", p)) for p in (here, there)]
+            monkeypatch.setattr(ports.socket, "getaddrinfo", getaddrinfo)
+            monkeypatch.setattr(ports.time, "sleep", sleep)
+            with pytest.raises(StopIteration):
+                ports.Names(["moves:1", "stays:2"], 2).run()
+            for line in lines:
+                line.setblocking(False)
+            assert lines[0].recv(1) == b""
+            with pytest.raises(BlockingIOError):
+                lines[1].recv(1)
+            for line in lines:
+                line.close()
 
 
 @pytest.mark.parametrize(
@@ -120,10 +192,10 @@ def test_a_ring_tells_a_lost_worker_from_one_behind_a_wall(
     one.unreached = types.SimpleNamespace(note=found.append)
     one.lost, one.end = gone.append, ended.append
     owners = np.array([b"x", b"y", b"z"])
-    one.look(Session(reason=b"", silence=np.array(silence), owners=owners))
+    one.look(Session(reason=b"", chief=0, silence=np.array(silence), owners=owners))
     assert (found, gone) == ([noted], lost)
     assert ended == ["no answer in 99 s from worker 1 at b:2222"] * (silence[1] > 60)
     # Until all have joined, nobody is lost, or behind a wall.
     one.complete, one.lost = False, pytest.fail
-    one.look(Session(reason=b"", silence=np.array(silence), owners=owners))
+    one.look(Session(reason=b"", chief=0, silence=np.array(silence), owners=owners))
     assert found[1:] == [set()]

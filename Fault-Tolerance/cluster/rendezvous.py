@@ -3,7 +3,8 @@
 begin  the worker waits for the ps and for the chief, and compares what it thinks the
        run is with what the others think
 end    every worker reports; the chief collects the reports, but does not wait for a
-       worker that has long been silent; when it has saved everything it dismisses all
+       worker that has long been silent; when it has saved everything it dismisses all.
+       Without a chief there is no result, and every task ends as a failure
 
 All of it goes through a session of its own, with a small graph that has the variables
 of the incarnation and nothing else: it answers also where the model is lost.
@@ -48,7 +49,7 @@ class Rendezvous:
             away = [heartbeat.over(task).enqueue(True) for task in self.serving]
             self.reason, self.away = state.reason.value(), away
             with tf.device(state.device):
-                self.saved = state.saved.value(), state.has_joined(), state.silence()
+                self.saved = state.saved.value(), state.has_joined()
                 self.reports = state.reports.value(), state.silence()
                 self.joined = state.joined.value()
 
@@ -165,18 +166,17 @@ class Rendezvous:
             time.sleep(0.05)
 
     def is_dismissed(self, session):
-        """Worker: says whether the run is over, once the chief has saved, or is gone.
+        """Worker: says whether the run is over, once the chief has saved the result.
 
-        It is not if the chief has restored an older model meanwhile.
+        It is not if the chief has restored an older model meanwhile. A chief that is
+        gone is noticed by the heartbeat.
         """
-        began = time.monotonic()
-        while True:
-            saved, joined, silence = session.run(self.saved)
+        saved = False
+        while not saved:
+            saved, joined = session.run(self.saved)
             if not (saved or joined):
                 return False
-            if saved or min(silence[0], time.monotonic() - began) > GONE:
-                break
-            time.sleep(0.1)
+            time.sleep(0 if saved else 0.1)
         self.tell(session, self.state.joined, 0, self.me)
         return True
 

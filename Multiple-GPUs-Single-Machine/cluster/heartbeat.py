@@ -37,6 +37,12 @@ def wait(test, what, patience, every=0.1):
         time.sleep(every)
 
 
+def lost_chief(seconds, args):
+    """Returns why a run does not go on whose chief has been silent for so long."""
+    where = f"the chief, worker 0 at {args.worker_hosts[0]}"
+    return f"no answer in {seconds:.0f} s from {where}: without it nothing is saved"
+
+
 class Heartbeat(threading.Thread):
     """worker: says that it lives; ends the program when a ps does not answer any more.
 
@@ -49,10 +55,12 @@ class Heartbeat(threading.Thread):
         super().__init__(daemon=True)
         self.args, self.session = args, session
         self.beat, self.reason = state.beat(), state.reason.value()
+        self.chief = state.silence()[0]
         self.unreachable = {t: v.value() for t, v in state.unreachable.items()}
         self.checks = []  # (operation, tensors, function of what these say)
         self.serving = addresses.serving(args)
         self.heard = dict.fromkeys(self.serving, time.monotonic())  # of each, when
+        self.answer = False  # do all of them answer?
         self.unreached = Unreached(args.patience, self.end)
         self.stopped = threading.Event()
 
@@ -68,16 +76,16 @@ class Heartbeat(threading.Thread):
 
     def run(self):
         ports.Names(self.serving.values(), EVERY).start()
+        # A session that begins waits for a silent ps for ever. So another thread asks.
+        threading.Thread(target=self.ask, daemon=True).start()
         session = None
         while not self.stopped.wait(EVERY):
-            all_answer = self.all_answer()
             try:
-                # A session that begins would wait for a silent ps for ever.
-                if session is None and all_answer:
+                if session is None and self.answer:
                     session = self.session()
                 if session is not None:
                     session.run(self.beat)
-                    if all_answer:
+                    if self.answer:
                         self.look(session)
             except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
                 pass  # it has stopped answering just now
@@ -89,6 +97,12 @@ class Heartbeat(threading.Thread):
 
     def renewed(self):
         """Is called when ps 0 is a new process, or has no incarnation yet."""
+
+    def ask(self):
+        """Asks every ps again and again whether it answers."""
+        while not self.stopped.is_set():
+            self.answer = self.all_answer()
+            self.stopped.wait(EVERY)
 
     def all_answer(self):
         """Says whether every ps answers; ends the program if one is silent for long."""
@@ -102,10 +116,15 @@ class Heartbeat(threading.Thread):
         return not silent
 
     def look(self, session):
-        """Looks whether the run has failed, who is unreachable, and what checks say."""
-        reason = session.run(self.reason)
+        """Ends the program if the run has failed or lost its chief, or a check says so.
+
+        Notes which tasks cannot be reached.
+        """
+        reason, silence = session.run([self.reason, self.chief])
         if reason:
             self.end(reason.decode(), 1)
+        if silence > self.args.patience:
+            self.end(lost_chief(silence, self.args))
         self.unreached.note(self.cannot_reach(session))
         for operation, tensors, verdict in self.checks:
             session.run(operation)
@@ -163,7 +182,7 @@ def over(task):
 def serve(server, args):
     """ps: returns when the chief says that the run is over; `server.join()` never does.
 
-    A ps that has long reached no worker ends as a failure.
+    A ps that has long not reached the chief ends as a failure.
     """
     me = args.job_name, args.task_index
     everybody = addresses.everybody(args)
@@ -178,19 +197,20 @@ def serve(server, args):
         session.run(unreachable.initializer)
 
         def try_ports():
-            limit, reached = STARTING * args.patience, time.monotonic()
-            clients = args.worker_hosts[: addresses.clients(args)]
+            limit, reached, pause = STARTING * args.patience, time.monotonic(), 0.2
             # Until the session is closed.
             with contextlib.suppress(RuntimeError, tf.errors.OpError):
                 while True:
-                    time.sleep(EVERY)
+                    time.sleep(pause)
                     missed = ports.unreachable(everybody.values())
                     flags = [address in missed for address in everybody.values()]
                     session.run(note, {found: flags})
-                    if not missed.issuperset(clients):
-                        reached = time.monotonic()
+                    if args.worker_hosts[0] not in missed:
+                        # The workers end first: else they would say a ps is gone.
+                        limit, reached = args.patience + ANSWER, time.monotonic()
+                        pause = EVERY
                     elif time.monotonic() - reached > limit:
-                        end_now(f"no worker was reached for {limit:.0f} s")
+                        end_now(lost_chief(limit, args))
 
         threading.Thread(target=try_ports, daemon=True).start()
         ports.Names(everybody.values(), EVERY).start()
