@@ -24,6 +24,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("guide")
 
 
+@pytest.fixture(autouse=True)
+def forks(request, monkeypatch):
+    """Tasks begin with TensorFlow imported, but in a test that is about the start."""
+    real = launch.THOROUGH or request.node.get_closest_marker("starts")
+    monkeypatch.setattr(launch, "FORKS", not real)
+
+
 def pytest_collection_modifyitems(items):
     """A trace that was computed by hand is made in this process: it is quick."""
     for item in items:

@@ -24,9 +24,11 @@ import pytest
 REPO = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "tools"))  # for the tools here that are no tests
 
+import forkserver  # noqa: E402
 import registry  # noqa: E402
 
 THOROUGH = bool(os.environ.get("THOROUGH"))
+FORKS = False  # tasks are forks, see forkserver.py; conftest.py says where
 REFERENCE = REPO / "Distributed-Setup"
 HOROVOD = REPO / "Horovod"
 # Every line of a run that goes well or is taken up again.
@@ -57,7 +59,21 @@ def thorough(usual: int, thorough: int) -> int:
 
 
 if_thorough = pytest.mark.skipif(not THOROUGH, reason="THOROUGH=1 tries it")
-# An engine's packages and daemons take minutes, and few have them.
+
+
+def some(those: Sequence, every: Sequence) -> list:
+    """Returns the parameters of a test that is made with `those`, or with every one."""
+    rest = [one for one in every if one not in those]
+    return [*those, *(_param(one) for one in rest)]
+
+
+def _param(one: object) -> object:
+    values = one if isinstance(one, tuple) else (one,)
+    return pytest.param(*values, marks=if_thorough)
+
+
+# An engine's packages and daemons take minutes, and few have them; no change of ours
+# breaks a notebook whose outputs are those of its cells.
 ENGINES = THOROUGH or bool(os.environ.get("ENGINES"))
 if_engines = pytest.mark.skipif(not ENGINES, reason="ENGINES=1 tries it")
 
@@ -173,10 +189,12 @@ class Launch:
         self.folder = folder
         self.lines: list[str] = []
         self.cwd = where or folder.parent
-        self.process = subprocess.Popen(
+        self.env = environment(**env)
+        forks = FORKS and forkserver.can_fork(command, self.env)
+        self.process = (forkserver.Forked if forks else subprocess.Popen)(
             command,
             cwd=self.cwd,
-            env=environment(**env),
+            env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

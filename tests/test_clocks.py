@@ -18,12 +18,13 @@ import rules
 from harness import STREAMS, Run, in_turn, rounds, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import load, thorough
+from launch import load, some, thorough
 
 pytestmark = pytest.mark.timeout(120)
 
 SSP = "Stale-Synchronous-Parallel"
-NUM_PS = pytest.mark.parametrize("num_ps", [1, 2])
+# What is right with the pieces of two is with one; each scheme runs with one.
+NUM_PS = pytest.mark.parametrize("num_ps", some([2], [1]))
 
 
 class Beginner:

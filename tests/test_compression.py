@@ -15,12 +15,13 @@ import rules
 from harness import Run, in_turn, rounds, schedule_s, tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from launch import thorough
+from launch import some, thorough
 
 pytestmark = pytest.mark.timeout(120)
 
 FOLDER = "Gradient-Compression"
-NUM_PS = pytest.mark.parametrize("num_ps", [1, 2])
+# What is right with the pieces of two is with one; each scheme runs with one.
+NUM_PS = pytest.mark.parametrize("num_ps", some([2], [1]))
 
 
 def constant(index, usual):

@@ -331,6 +331,7 @@ def test_a_port_in_use_is_named():
         check(status, text, ["--worker_hosts", f"localhost:{port} is in use"])
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("folder", FAMILIES)
 def test_run_sh_says_a_mistake_once(folder, tmp_path):
     copy = launch.copy_of(folder, tmp_path)

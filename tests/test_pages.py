@@ -171,7 +171,7 @@ GONE = "|".join(
         r"who[e]ver reaches this machine",
         # Modules, in a path, an import or a name with a dot.
         r"\bcluster[/.](?:[a]ccount|[a]like|[b]arrier|[b]ooks|[c]heckpoint|[c]urves"
-        r"|[e]xits|[f]ingerprint|[l]obby|[m]odel|[p]arting|[p]rotocol|[q]uorum|[r]ows"
+        r"|[e]xits|[f]ingerprint|[l]obby|[m]odel|[p]arting|[p]rotocol|[r]ows"
         r"|[s]erve|[s]tart|[s]traggler|[u]nroll|[w]atch|[c]ompany|[g]athering|[l]ookout"
         r"|[m]eeting|[m]embers|[r]ollcall)\b",
         r"\b(?:[a]like|[b]ooks|[p]rotocol|[l]obby|[r]ows|[u]nroll|[s]traggler)\.py\b",

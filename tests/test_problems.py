@@ -83,7 +83,9 @@ def pushes(folder: str, more: str) -> list:
         ]
 
 
-@pytest.mark.parametrize("folder", SCHEMES)
+@pytest.mark.parametrize(
+    "folder", launch.some(["HogWild", "AEASGD", "DOWNPOUR", "SAGN"], SCHEMES)
+)
 def test_a_keras_network_takes_the_same_steps(folder: str) -> None:
     pairs = [(KERAS_CONVOLUTION, CONVOLUTION)]
     if folder == "HogWild" or launch.THOROUGH:

@@ -70,8 +70,8 @@ def check_stats(folder, done, workers, resumed=0, parameters=PARAMETERS):
     assert 0 <= done["mean_staleness"] <= done["max_staleness"]
     assert done["resumed_from"] == resumed
     here = steps - resumed  # rates are of what was done since then
-    assert done["steps_per_second"] == pytest.approx(here / done["seconds"])
-    assert done["examples_per_second"] > 0
+    assert done["steps_per_second"] * done["seconds"] == pytest.approx(here)
+    assert (done["examples_per_second"] > 0) == (here > 0)
 
 
 def check_run(folder, lines, done, workers=2, resumed=0, parameters=PARAMETERS):
@@ -232,6 +232,7 @@ def test_killed_resumed_and_nothing_to_do(folder, job, index, tmp_path):
     assert not [path for path in logdir.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.starts
 def test_the_run_of_the_readme(tmp_path):
     """HogWild as it comes: good weights, exact counters, and where to look at them."""
     copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
@@ -326,7 +327,7 @@ def test_ctrl_c_in_a_terminal(folder, slow, tmp_path):
         cause = time.monotonic()
         os.write(primary, b"\x03")
         assert process.wait(30) == 130, "".join(text)
-        assert time.monotonic() - cause < 3
+        assert time.monotonic() - cause < 2 * WITHIN
     finally:
         process.kill()
         process.wait()
@@ -341,6 +342,7 @@ def test_ctrl_c_in_a_terminal(folder, slow, tmp_path):
     os.close(primary)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("folder", FAMILIES)
 def test_signals_and_the_time_limit_while_it_starts(folder, tmp_path):
     copy = copy_of(folder, tmp_path)
@@ -364,6 +366,7 @@ def test_signals_and_the_time_limit_while_it_starts(folder, tmp_path):
     assert run.lines[-1] == "run.sh: no end after TIMEOUT=1 s"
 
 
+@pytest.mark.starts
 def test_a_signal_between_two_tasks(tmp_path):
     """Whatever has been started by then is ended, also a task not yet noted."""
     copy = copy_of("HogWild", tmp_path)
@@ -467,8 +470,11 @@ def test_a_ps_that_dies_when_the_others_are_done(tmp_path):
         run.nothing_left()
     assert "ps 0 ended with status 137; restart 1 of 1" in run.output
     assert "is gone" not in run.output
+    # The chief may have saved after its round of 3 s.
     assert result(logdir)["global_steps"] == 3
-    check_run(folder, run.lines, result(logdir))
+    resumed = result(logdir)["resumed_from"]
+    assert resumed in (0, 3)
+    check_run(folder, run.lines, result(logdir), resumed=resumed)
 
 
 @pytest.mark.parametrize(

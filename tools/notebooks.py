@@ -9,6 +9,7 @@ A notebook that fails leaves its file as it was. What a run adds besides the out
 
 import argparse
 import asyncio
+import hashlib
 import os
 import sys
 import time
@@ -82,6 +83,16 @@ def run(paths: list[Path], seconds: int = CELL_SECONDS) -> list[nbformat.Noteboo
     return results
 
 
+def digest(notebook: nbformat.NotebookNode) -> str:
+    """What the outputs depend on: the cells, what they import, the versions."""
+    found = hashlib.sha256()
+    for cell in notebook.cells:
+        found.update(f"{cell.cell_type}\n{cell.source}\n".encode())
+    for path in (FOLDER / "beginning.py", FOLDER.parent / "requirements.txt"):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
 def is_stream(output: nbformat.NotebookNode, last: nbformat.NotebookNode) -> bool:
     return (
         output.output_type == last.output_type == "stream" and output.name == last.name
@@ -90,7 +101,8 @@ def is_stream(output: nbformat.NotebookNode, last: nbformat.NotebookNode) -> boo
 
 def strip(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Keep code, text and outputs; join what was printed in several messages."""
-    notebook.metadata = nbformat.from_dict(METADATA)
+    made = {**METADATA, "made_from": digest(notebook)}
+    notebook.metadata = nbformat.from_dict(made)
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({})
         joined: list = []
