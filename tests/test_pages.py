@@ -38,7 +38,7 @@ def headings(folder: str) -> list[str]:
         "Run it",
         "What you should see",
         *([f"What changes from {parent}"] if parent else []),
-        "Where it departs from the paper",
+        "Differences from the paper",
         "Make it yours",
         "Reference",
     ]
