@@ -1,16 +1,16 @@
-"""AEAMSGD: elastic averaging with Nesterov momentum in the local steps.
+"""AEAMSGD: AEASGD with Nesterov momentum in the local steps.
 
-    ps      holds the center variable w, which moves by the elastic differences
-    worker  keeps its own weights x and velocity v, and exchanges with w every T steps
+    ps      holds the center variable w, adds each pushed elastic difference to it
+    worker  keeps its own weights x and velocity v, and exchanges E every T steps
 
         E := α (x − w)                                   (worker: pull, α := β / N)
         w ← w + E                                        (ps: update)
         v ← δ v − η ∇ loss(x + δ v; a fresh mini-batch)  (worker)
         x ← x − E + v                                    (worker)
-        T − 1 times: the same two without E
+        T − 1 times: the same two lines without E
 
-Differs from AEASGD: the local steps have momentum, and look ahead along it. The
-velocity is the worker's own as x is: the exchange does not touch it.
+Differs from AEASGD: the local steps have momentum. The gradient is taken at x + δ v,
+ahead of x. The velocity v belongs to the worker, and the exchange does not change it.
 Paper: Zhang, Choromanska, LeCun, Deep learning with Elastic Averaging SGD, NIPS 2015,
 arXiv 1412.6651, Algorithm 2.
 Run: bash run.sh

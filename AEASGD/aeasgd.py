@@ -1,15 +1,15 @@
-"""AEASGD: asynchronous elastic averaging, workers on a spring to the center variable.
+"""AEASGD: each worker has its own weights, which stay near the shared ones.
 
-    ps      holds the center variable w, which moves by the elastic differences
-    worker  keeps its own weights x, and exchanges with w every T steps
+    ps      holds the center variable w, adds each pushed elastic difference to it
+    worker  keeps its own weights x, and exchanges E with the ps every T steps
 
         E := α (x − w)                                   (worker: pull, α := β / N)
         w ← w + E                                        (ps: update)
         x ← x − E − η ∇ loss(x; a fresh mini-batch)      (worker)
         T − 1 times: x ← x − η ∇ loss(x; a fresh mini-batch)
 
-Differs from DOWNPOUR-Easy: what is pushed is the elastic difference, and the local
-weights live on: a pull never overwrites them.
+Differs from DOWNPOUR-Easy: a worker pushes the elastic difference E. It keeps its own
+weights for the whole run, and no pull overwrites them.
 Paper: Zhang, Choromanska, LeCun, Deep learning with Elastic Averaging SGD, NIPS 2015,
 arXiv 1412.6651, Algorithm 1.
 Run: bash run.sh

@@ -1,6 +1,6 @@
-"""AGN: accumulated gradient normalization, the mean of a window instead of its sum.
+"""AGN: a worker takes T local steps, then pushes the mean of its gradients.
 
-    ps      holds the center variable w, adds what is pushed to it
+    ps      holds the center variable w, applies each pushed mean
     worker  pulls w, takes T steps of plain SGD from it, pushes the mean of gradients
 
         local ← w                                                 (worker: pull)
@@ -8,8 +8,8 @@
                  local ← local − η g,  total ← total + g          (worker)
         w ← w − η total / T                                       (ps: update)
 
-Differs from DOWNPOUR-Easy: a push is as large as one gradient whatever T is and
-plain SGD on the ps can take it. (With Adagrad there, mean and sum would be the same.)
+Differs from DOWNPOUR-Easy: a push is as large as one gradient, whatever T is. So the
+ps can use plain SGD. (With Adagrad on the ps, mean and sum would give the same update.)
 Paper: Hermans, Spanakis, Möckel, Accumulated Gradient Normalization, ACML 2017,
 arXiv 1710.02368, the algorithm of the worker.
 Run: bash run.sh

@@ -1,15 +1,15 @@
-"""DC-ASGD: a first-order term repairs what the gradient missed meanwhile.
+"""DC-ASGD: the ps corrects each gradient for the updates that it missed.
 
-    ps      holds the center variable w, and what each worker has pulled of it: w_seen
-    worker  pulls w, computes a gradient on its mini-batch, pushes it
+    ps      holds the center variable w, and the w_seen that each worker has pulled
+    worker  pulls w, computes a gradient on a mini-batch of its data, pushes it
 
         g := ∇ loss(w_seen; mini-batch)                    (worker k)
         MS_k ← m MS_k + (1 − m) g ⊙ g                      (ps, if λ is adaptive)
         λ := λ₀  or, adaptive,  λ₀ / √(MS_k + ε)           (ps)
-        w ← w − η (g + λ g ⊙ g ⊙ (w − w_seen))             (ps, whatever w is by then)
+        w ← w − η (g + λ g ⊙ g ⊙ (w − w_seen))             (ps, at the w of that moment)
 
-Differs from HogWild: what others have done to w since the pull is in the gradient, to
-first order, with λ g ⊙ g in the place of the Hessian.
+Differs from HogWild: the ps adds to each gradient how it changes, to first order, on
+the way from w_seen to w. It uses λ g ⊙ g in place of the Hessian.
 Paper: Zheng, Meng, Wang, Chen, Yu, Ma, Liu, Asynchronous Stochastic Gradient Descent
 with Delay Compensation, ICML 2017, arXiv 1609.08326, Algorithms 1 and 2.
 Run: bash run.sh

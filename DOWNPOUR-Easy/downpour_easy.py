@@ -1,4 +1,4 @@
-"""DOWNPOUR-Easy: local SGD for a window of T steps, then one push of the sum.
+"""DOWNPOUR-Easy: a worker takes T local steps, then pushes the sum of its gradients.
 
     ps      holds the center variable w and Adagrad's accumulator s
     worker  pulls w, takes T steps of plain SGD from it, pushes the sum of gradients
@@ -8,8 +8,9 @@
                  local ← local − η g,  total ← total + g          (worker)
         s ← s + total²,  w ← w − γ total / √s, by element         (ps: update)
 
-Differs from HogWild: T gradients for each round trip instead of one, each at weights
-that the ones before it have moved; Adagrad on the ps keeps so large a push in bounds.
+Differs from HogWild: a worker computes T gradients for each pull and push. It computes
+each one at weights that the gradients before it have moved. A sum of T gradients is
+large, so the ps uses Adagrad, which scales it down.
 Paper: Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 and
 the client of its appendix, with n_push = n_fetch = T.
 Run: bash run.sh

@@ -1,4 +1,4 @@
-"""DOWNPOUR: Adagrad on the ps and on the worker, whose slots stay on the worker.
+"""DOWNPOUR: DOWNPOUR-Easy with Adagrad, or another optimizer, on the worker too.
 
     ps      holds the center variable w and Adagrad's accumulator s
     worker  pulls w, takes T steps of its own optimizer, pushes the sum of gradients
@@ -9,10 +9,11 @@
                  total ← total + g                                (worker)
         s ← s + total²,  w ← w − γ total / √s                     (ps: update)
 
-Differs from DOWNPOUR-Easy: the local steps are an optimizer's with slot variables, any
-of tf.train's. Its variables are the worker's own: never pushed, saved or shared.
+Differs from DOWNPOUR-Easy: the local steps are those of an optimizer of tf.train. The
+variables of this optimizer (its slots, as a) belong to the worker. They are never
+pushed, saved or shared.
 Paper: Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.1,
-with n_push = n_fetch = T; the client of its appendix is DOWNPOUR-Easy's.
+with n_push = n_fetch = T. The client of its appendix is that of DOWNPOUR-Easy.
 Run: bash run.sh
 """
 

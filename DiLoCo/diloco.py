@@ -1,4 +1,4 @@
-"""DiLoCo: AdamW on every worker, Nesterov momentum on what all have moved in T steps.
+"""DiLoCo: Local-SGD with AdamW on each worker and momentum on the averaged move.
 
     worker  takes T inner steps, then with all others one outer step on the mean move
 

@@ -1,4 +1,4 @@
-"""Distributed-MNIST: a whole program, from image files to a model that is served.
+"""Distributed-MNIST: a complete program, from image files to a model that is served.
 
     ps         holds the variables w and their slots, moves w by the gradients it gets
     worker     pulls w, computes a gradient on its own records, pushes it

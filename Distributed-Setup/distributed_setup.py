@@ -1,4 +1,4 @@
-"""Distributed-Setup: the perceptron with its parameters on a parameter server.
+"""Distributed-Setup: one worker trains parameters that a parameter server holds.
 
     ps      holds the center variable w, applies what is pushed to it
     worker  pulls w, computes a gradient on its mini-batch, pushes it

@@ -1,16 +1,16 @@
-"""Dynamic-SGD: the staler a gradient is, the less it moves the center variable.
+"""Dynamic-SGD: a gradient that arrives late gets a smaller learning rate.
 
-    ps      holds the center variable w, counts, divides what is pushed
-    worker  pulls w, computes a gradient on its mini-batch, pushes it
+    ps      holds the center variable w, counts updates, scales each pushed gradient
+    worker  pulls w, computes a gradient on a mini-batch of its data, pushes it
 
-        g := ∇ loss(w_seen; mini-batch)     (worker, at the w it pulled)
+        g := ∇ loss(w_seen; mini-batch)     (worker, at the w that it pulled)
         τ := updates applied to w between this pull and this push      (ps 0)
-        w ← w − η / (τ + 1) · g             (ps, whatever w is when it arrives)
+        w ← w − η / (τ + 1) · g             (ps, at the w of the moment of the push)
 
-Differs from HogWild: the learning rate of an update is divided by its staleness + 1,
-which the ps knows exactly, and only the ps.
+Differs from HogWild: the ps divides the learning rate of an update by its staleness τ
+plus 1. Only the ps knows τ exactly.
 Paper: Jiang, Cui, Zhang, Yu, Heterogeneity-aware Distributed Parameter Servers, SIGMOD
-2017; the rule per push is as in Zhang, Gupta, Lian, Liu, 2015, arXiv 1511.05950.
+2017. The rule for each push is as in Zhang, Gupta, Lian, Liu, 2015, arXiv 1511.05950.
 Run: bash run.sh
 """
 

@@ -1,4 +1,4 @@
-"""Fault-Tolerance: HogWild, while a worker, the ps and the chief are killed in turn.
+"""Fault-Tolerance: HogWild goes on after a worker, the ps or the chief is killed.
 
     ps      holds the center variable w and counts; one that dies loses what it holds
     worker  pulls w, computes a gradient, pushes it; holds nothing that is missed

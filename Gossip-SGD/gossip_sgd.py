@@ -1,4 +1,4 @@
-"""Gossip-SGD: no ps and no barrier, each worker averages with a random neighbour.
+"""Gossip-SGD: without a ps, each worker averages its weights with one random neighbour.
 
     worker  has a replica x_k of the weights; computes a gradient at it, averages it
             with the replica of a neighbour j, and takes its own step

@@ -1,17 +1,18 @@
-"""Gradient-Compression: push few bytes, and keep what was left out for the next push.
+"""Gradient-Compression: pushes are compressed, and the rest is added to the next push.
 
-    ps      holds the center variable w, reads what is pushed and applies it
-    worker  pulls w, computes a gradient, adds what it still owes, pushes the compressed
+    ps      holds the center variable w, reads each message and applies it
+    worker  pulls w, computes a gradient, adds what it has not sent yet, compresses the
+            sum and pushes it
 
         g := ∇ loss(w_seen; mini-batch)                     (worker)
-        u ← m u + g,  p := e + u                            (worker; m = 0: u is g)
+        u ← m u + g,  p := e + u                            (worker; u is g if m = 0)
         s := C(p): k of P elements, or signs, or bytes      (worker)
         e ← p − s                                           (worker: error feedback)
-        u ← 0 where s is not                                (worker)
+        u ← 0 where s is not 0                              (worker)
         w ← w − η s                                         (ps)
 
-Differs from HogWild: what crosses is C(p), one message to each ps, and what C left out
-is not lost. With all P elements and m = 0 it is HogWild.
+Differs from HogWild: a worker pushes C(p), one message to each ps. It keeps what C left
+out in e. With all P elements and m = 0 the scheme is HogWild.
 Paper: Aji & Heafield 2017, arXiv 1704.05021 (topk); Lin et al., Deep Gradient
 Compression, 2018, arXiv 1712.01887 (m, warm-up); Karimireddy et al. 2019, arXiv
 1901.09847 (sign, after Seide et al. 2014 and Bernstein et al. 2018).

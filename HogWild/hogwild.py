@@ -1,15 +1,15 @@
-"""HogWild: several workers push to one center variable, and nobody waits.
+"""HogWild: several workers train one model, and none waits for another.
 
-    ps      holds the center variable w, applies what is pushed to it, counts
-    worker  pulls w, computes a gradient on its mini-batch, pushes it
+    ps      holds the center variable w, applies each pushed gradient, counts updates
+    worker  pulls w, computes a gradient on a mini-batch of its data, pushes it
 
-        g := ∇ loss(w_seen; mini-batch)     (worker, at the w it pulled)
-        w ← w − η g                         (ps, whatever w is when it arrives)
+        g := ∇ loss(w_seen; mini-batch)     (worker, at the w that it pulled)
+        w ← w − η g                         (ps, at the w of the moment of the push)
         staleness := updates applied to w between this pull and this push
 
-Differs from Distributed-Setup: several workers, each on its own shard, and no lock
-from pull to push; how stale the gradients get is counted and shown.
-Paper: Niu, Recht, Ré, Wright, HOGWILD!, 2011, arXiv 1106.5730, Algorithm 1; with a
+Differs from Distributed-Setup: there are several workers, each with its own shard of
+the data. No lock is held from pull to push. ps 0 counts the staleness of each gradient.
+Paper: Niu, Recht, Ré, Wright, HOGWILD!, 2011, arXiv 1106.5730, Algorithm 1. With a
 parameter server it is the asynchronous SGD of Bengio et al. 2003.
 Run: bash run.sh
 """

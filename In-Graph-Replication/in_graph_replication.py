@@ -1,4 +1,4 @@
-"""In-Graph-Replication: one client builds one graph, with a tower on every worker.
+"""In-Graph-Replication: one program builds one graph that runs on all workers.
 
     ps        holds the center variable w
     worker 0  is the client: it builds the graph, feeds and runs it, and has a tower

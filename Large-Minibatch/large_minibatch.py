@@ -1,4 +1,4 @@
-"""Large-Minibatch: the rate grows with the batch of all workers, after a warm-up.
+"""Large-Minibatch: N workers use N times the learning rate, after a warm-up.
 
     worker  as in Ring-All-Reduce; all know the global step t, and so the same rate
 

@@ -1,4 +1,4 @@
-"""Local-SGD: every worker trains alone for T steps, then all average their weights.
+"""Local-SGD: each worker trains alone for T steps, then all average their weights.
 
     worker  takes T steps of SGD from w on its own mini-batches, then all have the mean
 

@@ -1,4 +1,4 @@
-"""Model-Parallelism: layers on different workers, micro-batches in a pipeline.
+"""Model-Parallelism: the layers are spread over the workers, which form a pipeline.
 
     worker s  holds w_s, the weights of its layers, and computes nothing but them
     worker 0  is the client, too: it builds the graph of all, feeds it and runs it

@@ -3,8 +3,8 @@
     device k   holds a copy of w, computes g_k := ∇ loss(w; mini-batch k)
     all        all-reduce: every copy takes the same step, w ← w − η (1/N) ∑ g_k
 
-The strategy places the model and adds up the gradients; the numbers are the same. With
-fewer GPUs than copies these are on logical CPU devices.
+The strategy places the model and adds up the gradients. The steps are those of
+towers.py. With fewer GPUs than copies, it uses logical CPU devices.
 Run: python mirrored.py --devices 2
 """
 

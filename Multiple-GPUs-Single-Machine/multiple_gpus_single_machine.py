@@ -1,15 +1,15 @@
-"""Multiple-GPUs-Single-Machine: HogWild with a GPU for each worker, none for the ps.
+"""Multiple-GPUs-Single-Machine: HogWild with one GPU for each worker, none for the ps.
 
-    ps      holds the center variable w, sees no GPU: it would take the memory of one
-    worker  sees one GPU: TensorFlow takes all that a process sees
+    ps      holds the center variable w, sees no GPU, so that it takes no GPU's memory
+    worker  sees one GPU, because TensorFlow takes the memory of all GPUs that it sees
 
         CUDA_VISIBLE_DEVICES := k for worker k, nothing for a ps      (run.sh)
         g := ∇ loss(w_seen; mini-batch)     (worker, on its device)
-        w ← w − η g                         (ps, whatever w is when it arrives)
+        w ← w − η g                         (ps, at the w of the moment of the push)
 
-Differs from HogWild: run.sh gives out the GPUs; a worker without one says so and
-computes on the CPU. The same model in one process: towers.py and mirrored.py.
-Paper: HogWild's; on placement Abadi et al., TensorFlow, 2016, arXiv 1603.04467.
+Differs from HogWild: run.sh gives each worker a GPU. A worker without one says so and
+computes on the CPU. towers.py and mirrored.py train the same model in one process.
+Paper: that of HogWild. On placement: Abadi et al., TensorFlow, 2016, arXiv 1603.04467.
 Run: bash run.sh
 """
 

@@ -3,8 +3,8 @@
     device k   computes g_k := ∇ loss(w; mini-batch k), all at the same w
     cpu:0      holds w, averages: w ← w − η (1/N) ∑ g_k
 
-In-graph replication: no ps, no messages, and no other machine either. The numbers are
-those of Synchronous-SGD. With fewer GPUs than towers these are logical CPU devices.
+This is in-graph replication. It needs no ps, no messages and no other machine. It makes
+the steps of Synchronous-SGD. With fewer GPUs than towers, it uses logical CPU devices.
 Run: python towers.py --devices 2
 """
 

@@ -1,4 +1,4 @@
-"""Non-Distributed-Setup: the learning problem in one process.
+"""Non-Distributed-Setup: the model of all examples, trained in one process.
 
         g := ∇ loss(w; mini-batch)
         w ← w − η g

@@ -1,4 +1,4 @@
-"""Partitioned-Embedding: a table in slices on the ps, of which only touched rows move.
+"""Partitioned-Embedding: a large table on the ps, of which only used rows are sent.
 
     ps      holds a slice of the table w: row i is on ps i mod K, or they are in order
     worker  names the rows that its mini-batch touches, pulls them, pushes a gradient

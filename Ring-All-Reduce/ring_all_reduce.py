@@ -1,4 +1,4 @@
-"""Ring-All-Reduce: no ps, the workers add up their gradients among themselves.
+"""Ring-All-Reduce: without a ps, the workers sum their gradients in a ring.
 
     worker  holds the center variable w, as every other worker does, bit by bit;
             sends pieces of its gradient to the next worker around a ring

@@ -1,12 +1,12 @@
-"""SAGN: synchronous accumulated gradient normalization, AGN's window under a barrier.
+"""SAGN: AGN, but the ps waits for the workers before each update.
 
-    ps      holds the center variable w, collects N pushes of a step, drops late ones
+    ps      holds the center variable w, adds up N pushes for a step, drops late ones
     worker  waits for its token of step t, pulls w, pushes the mean of T gradients
 
         g := ∇ loss(local; a fresh mini-batch), local ← local − η g   (worker, T times)
         w ← w − η_s (1/N) ∑ (1/T) ∑ g                 (ps, of the first N of step t)
 
-Differs from Synchronous-SGD: a push is the mean of the gradients of AGN's window.
+Differs from Synchronous-SGD: a push is the mean of the gradients of T local steps.
 Paper: none; Stich, Local SGD Converges Fast, 2019, arXiv 1805.09767, Algorithm 1.
 Run: bash run.sh
 """

@@ -1,16 +1,16 @@
-"""Stale-Synchronous-Parallel: nobody is more than s rounds ahead of the slowest.
+"""Stale-Synchronous-Parallel: a worker more than s rounds ahead waits.
 
-    ps      holds the center variable w, applies what is pushed to it; ps 0 has the
-            clocks c, the rounds that each worker has completed
+    ps      holds the center variable w, applies each pushed gradient
+    ps 0    also holds the clocks c, the number of rounds that each worker has completed
     worker  waits until it may begin, pulls w, computes a gradient, pushes it
 
         wait until c_k − min c ≤ s                  (worker k, on ps 0)
-        g := ∇ loss(w_seen; mini-batch)             (worker)
-        w ← w − η g                                 (ps, whatever w is when it arrives)
-        c_k ← c_k + 1                               (ps 0, when w has moved everywhere)
+        g := ∇ loss(w_seen; mini-batch)             (worker, at the w that it pulled)
+        w ← w − η g                                 (ps, at the w of that moment)
+        c_k ← c_k + 1                               (ps 0, after the update on every ps)
 
-Differs from HogWild: a worker that is s rounds ahead of the slowest waits for it. With
-s = 0 the workers go in step, with s without end it is HogWild.
+Differs from HogWild: a worker that is more than s rounds ahead of the slowest waits.
+With s = 0 the workers go in step. With a very large s the scheme is HogWild.
 Paper: Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel
 Parameter Server, NIPS 2013, section 2.
 Run: bash run.sh

@@ -1,14 +1,15 @@
-"""Synchronous-SGD-different-learning-rates: every worker has a rate of its own.
+"""Synchronous-SGD-different-learning-rates: every worker has its own rate.
 
-    ps      holds the center variable w, collects N pushes of a step, drops late ones
+    ps      holds the center variable w, adds up N pushes for a step, drops late ones
     worker  waits for its token of step t, pulls w, pushes its rate times its gradient
 
         g_k := ∇ loss(w; mini-batch of worker k)      (worker)
         w ← w − ∑ η_k g_k                             (ps, of the first N of step t)
 
 Differs from Synchronous-SGD: worker k multiplies its gradient by its own rate, and the
-ps sums. It minimizes ∑ η_k f_k: a worker's rate is the weight of its data.
-Paper: none; a weighted sum of the workers' objectives f_k.
+ps subtracts the sum. So the training minimizes ∑ η_k f_k, in which the rate of a worker
+is the weight of its data.
+Paper: none; a weighted sum of the workers' losses f_k.
 Run: bash run.sh
 """
 

@@ -1,14 +1,15 @@
-"""Synchronous-SGD: an update is the mean of N gradients at the same weights.
+"""Synchronous-SGD: the ps waits for N gradients and applies their mean.
 
-    ps      holds the center variable w, collects N gradients of a step, drops late ones
+    ps      holds the center variable w, adds up N gradients for a step, drops late ones
     worker  waits for its token of step t, pulls w, pushes its gradient for step t
 
         g_k := ∇ loss(w; mini-batch of worker k)      (worker)
         w ← w − η (1/N) ∑ g_k                         (ps, of the first N of step t)
 
-Differs from HogWild: aggregates N gradients before one update; drops the late.
+Differs from HogWild: an update is the mean of N gradients, all computed at the same w.
+A gradient that comes too late is dropped.
 Paper: Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous SGD,
-2016, arXiv 1604.00981, Algorithms 3 and 4: workers beyond N are backup workers.
+2016, arXiv 1604.00981, Algorithms 3 and 4. Workers beyond N are backup workers.
 Run: bash run.sh
 """
 
