@@ -33,16 +33,16 @@ names() {
   done
 }
 
-# From the registry, which any Python 3 reads; there need be no environment yet.
-list() {
+# Asks the registry, which any Python 3 reads; there need be no environment yet.
+registry() {
   local python
   for python in ${PYTHON:+"$PYTHON"} "$ROOT/.venv/bin/python" python3 python; do
-    if "$python" -c 'import sys; sys.exit(sys.version_info < (3,))' 2>/dev/null; then
-      PYTHONDONTWRITEBYTECODE=1 "$python" "$ROOT/tools/registry.py" --list
+    if "$python" -c 'import sys; sys.exit(sys.version_info < (3,))' >/dev/null 2>&1; then
+      PYTHONDONTWRITEBYTECODE=1 "$python" "$ROOT/tools/registry.py" "$@"
       return
     fi
   done
-  echo "run.sh: no Python 3 that starts, and --list needs one: name it with PYTHON" >&2
+  echo "run.sh: no Python 3 that starts, and $1 needs one: name it with PYTHON" >&2
   return 1
 }
 
@@ -52,7 +52,7 @@ case ${1:-} in
     exit
     ;;
   --list)
-    list
+    registry --list
     exit
     ;;
 esac
@@ -70,7 +70,12 @@ case $'\n'$known$'\n' in
       echo "run.sh: $name has nothing to start; see $name/README.md" >&2
       exit 2
     fi
-    echo "run.sh: there is no example \"$name\", only: ${known//$'\n'/, }" >&2
+    near=$(registry --nearest "$name" 2>/dev/null || true)
+    if [[ -n $near ]]; then
+      echo "run.sh: there is no example \"$name\"; did you mean $near?" >&2
+    else
+      echo "run.sh: there is no example \"$name\", only: ${known//$'\n'/, }" >&2
+    fi
     exit 2
     ;;
 esac

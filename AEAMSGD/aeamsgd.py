@@ -30,9 +30,9 @@ def parse_args(argv=None):
     parser = flags.parser("AEAMSGD", __doc__)
     flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--window", type=flags.positive_int, default=16, help="T, local steps")
+    add("--window", type=flags.positive_int, default=16, help="T, local steps per push")
     add("--beta", type=flags.fraction, default=0.9, help="β; moving rate α = β / N")
-    add("--momentum", type=flags.fraction, default=0.9, help="δ")
+    add("--momentum", type=flags.fraction, default=0.9, help="δ, Nesterov's momentum")
     parser.set_defaults(learning_rate=0.05, steps=1000)
     return flags.parse(parser, argv)
 

@@ -29,7 +29,7 @@ def parse_args(argv=None):
     parser = flags.parser("AGN", __doc__)
     flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--window", type=flags.positive_int, default=5, help="T, local steps")
+    add("--window", type=flags.positive_int, default=5, help="T, local steps per push")
     return flags.parse(parser, argv)
 
 

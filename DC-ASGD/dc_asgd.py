@@ -32,8 +32,8 @@ def parse_args(argv=None):
     flags.add_cluster_flags(parser)
     add = parser.add_argument
     add("--variance", choices=tuple(STRENGTH), default="adaptive", help="control: λ")
-    add("--strength", type=flags.not_negative, help="λ₀ (None: as in the paper)")
-    add("--decay", type=flags.fraction, default=0.95, help="m, of the mean square")
+    add("--strength", type=flags.not_negative, help="λ₀ (the paper's if not given)")
+    add("--decay", type=flags.fraction, default=0.95, help="m, decay of mean square")
     parser.set_defaults(learning_rate=0.2)
     args = flags.parse(parser, argv)
     if args.strength is None:

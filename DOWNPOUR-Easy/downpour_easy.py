@@ -30,8 +30,8 @@ def parse_args(argv=None):
     parser = flags.parser("DOWNPOUR-Easy", __doc__)
     flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--window", type=flags.positive_int, default=5, help="T, local steps")
-    add("--server_learning_rate", type=flags.positive, default=0.05, help="γ")
+    add("--window", type=flags.positive_int, default=5, help="T, local steps per push")
+    add("--server_learning_rate", type=flags.positive, default=0.05, help="γ, on a ps")
     return flags.parse(parser, argv)
 
 

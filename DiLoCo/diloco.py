@@ -29,11 +29,13 @@ def parse_args(argv=None):
     flags.add_cluster_flags(parser, jobs=["worker"])
     membership.add_flag(parser)
     add = parser.add_argument
-    add("--window", type=flags.positive_int, default=50, help="T, inner steps")
-    add("--weight_decay", type=flags.fraction, default=0.1, help="λ of AdamW")
-    add("--outer_learning_rate", type=flags.positive, default=0.7, help="η_o")
-    add("--momentum", type=flags.fraction, default=0.9, help="μ, outer, Nesterov's")
-    add("--fragments", type=flags.positive_int, default=1, help="F; T / F steps each")
+    add("--window", type=flags.positive_int, default=50, help="T, inner steps a round")
+    add("--weight_decay", type=flags.fraction, default=0.1, help="λ, decay of AdamW")
+    add("--outer_learning_rate", type=flags.positive, default=0.7, help="η_o, outer η")
+    add("--momentum", type=flags.fraction, default=0.9, help="μ, outer momentum")
+    add(
+        "--fragments", type=flags.positive_int, default=1, help="F, pieces of the model"
+    )
     parser.set_defaults(steps=40, learning_rate=0.001)
     args = flags.parse(parser, argv)
     if args.window % args.fragments:

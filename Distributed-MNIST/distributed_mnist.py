@@ -41,12 +41,12 @@ def parse_args(argv=None):
     parser.set_defaults(address=None)  # of the evaluator
     add, on = parser.add_argument, dict(type=int, choices=(0, 1), default=0)
     add("--issync", **on, help="1: wait for N gradients; 0: wait for nobody")
-    add("--replicas_to_aggregate", type=flags.positive_int, help="N (None: all)")
-    add("--epochs", type=flags.positive, default=20, help="without --steps")
-    add("--early_stopping", type=flags.natural, default=0, help="lines; 0: never")
+    add("--replicas_to_aggregate", type=flags.positive_int, help="N, all if not given")
+    add("--epochs", type=flags.positive, default=20, help="passes, if no --steps given")
+    add("--early_stopping", type=flags.natural, default=0, help="bad lines; 0: never")
     add("--placement", choices=placement.KINDS, default="partitioned", help="on the ps")
     add("--sharded", **on, help="1: every ps saves its part, into one shared LOGDIR")
-    add("--export", help="where the model goes, in a numbered folder (None: LOGDIR)")
+    add("--export", help="where the model's numbered folder goes, else LOGDIR")
     for module in (optimizers, models, pipeline):
         module.add_flags(parser)
     hidden = dict(default=argparse.SUPPRESS, help="as published programs call it")

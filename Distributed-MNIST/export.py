@@ -9,7 +9,9 @@ script calls `write` at its end.
 import argparse
 import json
 import os
+import shlex
 import shutil
+import sys
 
 import evaluate
 import models
@@ -19,6 +21,7 @@ import records
 import supply
 from cluster import flags
 from cluster import tensorflow_v1 as tf
+from cluster.report import short
 from cluster.task import fail
 
 
@@ -80,12 +83,14 @@ def at_the_end(args, index):
             return
         fail(f"--export {args.export}: {error}")
     print(f"exported: {path}, the best weights, of global step {step}")
-    print(f"try it: python predict.py {folder} {write_example(index, args.logdir)}")
+    predict = os.path.join(os.path.dirname(os.path.abspath(__file__)), "predict.py")
+    command = [sys.executable, predict, folder, write_example(index, args.logdir)]
+    print(f"try it: {shlex.join(map(short, command))}")
 
 
 def main():
     parser = flags.strict(__doc__)
-    parser.add_argument("logdir", help="of a run that has ended")
+    parser.add_argument("logdir", help="directory of a run that has ended")
     parser.add_argument("folder", help="where the numbered folder goes")
     given = parser.parse_args()
     records.quiet()

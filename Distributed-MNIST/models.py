@@ -27,7 +27,7 @@ def add_flags(parser):
     """Adds the flags of the model."""
     add = parser.add_argument
     add("--model", choices=("conv", "keras"), default="conv", help="see models.py")
-    add("--hidden_units", type=flags.positive_int, default=128, help="of dense1")
+    add("--hidden_units", type=flags.positive_int, default=128, help="units of dense1")
 
 
 def build(args, index):

@@ -13,7 +13,7 @@ def add_flags(parser):
     add = parser.add_argument
     add("--optimizer", choices=("momentum", "adam"), default="momentum", help="rule")
     add("--momentum", type=flags.fraction, default=0.9, help="μ, or Adam's β₁")
-    add("--decay_rate", type=flags.positive, default=0.5, help="d")
+    add("--decay_rate", type=flags.positive, default=0.5, help="d, factor of the decay")
     add("--decay_steps", type=flags.positive_int, default=400, help="until η is d η")
     add("--clip_norm", type=flags.not_negative, default=2, help="most of ‖g‖; 0: any")
 

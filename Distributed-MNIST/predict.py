@@ -63,7 +63,7 @@ def read_npz(path, shape):
 def main():
     doc = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=doc)
-    parser.add_argument("folder", help="of the exported model")
+    parser.add_argument("folder", help="folder of the exported model")
     parser.add_argument("files", nargs="+", metavar="FILE", help=".png or .npz")
     args = parser.parse_args()
     path = newest(args.folder)

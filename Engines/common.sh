@@ -41,7 +41,7 @@ number() { # name value least
 }
 
 arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, LOGDIR
-  local name known='' path previous='' argument
+  local name known='' path previous='' argument near
   for path in "$ROOT"/*/run.sh; do
     grep -q '^SCRIPT=' "$path" || continue # a launcher of its own, which is in the script too
     name=${path%/run.sh}
@@ -54,7 +54,13 @@ arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, L
   fi
   case "$known, " in
     *", $EXAMPLE, "*) ;;
-    *) stop 2 "there is no example \"$EXAMPLE\", only: ${known#, }" ;;
+    *)
+      near=$("$PYTHON" -B "$ROOT/tools/registry.py" --nearest "$EXAMPLE" 2>/dev/null || true)
+      case "$known, " in
+        *", ${near:-,}, "*) stop 2 "there is no example \"$EXAMPLE\"; did you mean $near?" ;;
+      esac
+      stop 2 "there is no example \"$EXAMPLE\", only: ${known#, }"
+      ;;
   esac
   FOLDER=$ROOT/$EXAMPLE
   SCRIPT=$FOLDER/$(sed -n 's/^SCRIPT=//p' "$FOLDER/run.sh")
@@ -196,7 +202,7 @@ cleanup() {
 }
 
 engine() { # [EXAMPLE] [OPTION ...]
-  local given
+  local given misspelt
   case ${1:-} in
     --version)
       needs
@@ -226,6 +232,10 @@ engine() { # [EXAMPLE] [OPTION ...]
   fi
   needs
   command -v "$PYTHON" >/dev/null || stop 2 "PYTHON=$PYTHON: no such command"
+  # Before anything is made: a name that is nearly one of the above.
+  misspelt=$(cd "$ROOT/Distributed-Setup" && "$PYTHON" -B -c \
+    'import os; from cluster import flags; print(flags.misspelt(os.environ) or "")')
+  [ -z "$misspelt" ] || stop 2 "$misspelt"
   export PYTHONDONTWRITEBYTECODE=1 CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"
   [ ! -e "$HERE/requirements.txt" ] || environment
   given=${BASE_PORT:-}
@@ -239,8 +249,9 @@ engine() { # [EXAMPLE] [OPTION ...]
   LOGDIR=$(cd "$LOGDIR" && pwd)
   trap cleanup EXIT
   trap 'exit 129' HUP
-  trap 'exit 130' INT
-  trap 'exit 143' TERM
+  local what="$NUM_PS ps and $NUM_WORKERS workers, logdir $LOGDIR"
+  trap 'reason="Ctrl-C ended $what"; exit 130' INT
+  trap 'reason="TERM ended $what"; exit 143' TERM
   SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/engine-XXXXXX")
   export NUM_PS NUM_WORKERS LOGDIR BASE_PORT
   echo "run.sh: $ENGINE starts $NUM_PS ps and $NUM_WORKERS workers of $EXAMPLE, logdir $LOGDIR"

@@ -33,7 +33,7 @@ def parse_args(argv=None):
     parser = flags.parser("Gradient-Compression", __doc__)
     flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--method", choices=compression.METHODS, default="topk", help="C")
+    add("--method", choices=compression.METHODS, default="topk", help="C, what is sent")
     add("--keep", type=flags.share, default=0.01, help="k / P, of topk and random_k")
     add("--error_feedback", choices=("on", "off"), default="on", help="off: e stays 0")
     add(

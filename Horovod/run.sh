@@ -29,6 +29,9 @@ if [ -z "${PYTHON:-}" ]; then
   [ -x "$PYTHON" ] || PYTHON=python3
 fi
 command -v "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON: no such command"
+misspelt=$(cd "$here" && "$PYTHON" -B -c \
+  'import os; from cluster import flags; print(flags.misspelt(os.environ) or "")')
+[ -z "$misspelt" ] || fail "$misspelt"
 number NUM_WORKERS "${NUM_WORKERS:=2}" 1
 number TIMEOUT "${TIMEOUT:=3600}" 1
 number MAX_RESTARTS "${MAX_RESTARTS:=0}" 0
@@ -69,8 +72,15 @@ cleanup() {
 }
 trap cleanup EXIT
 trap 'exit 129' HUP
-trap 'exit 130' INT
-trap 'exit 143' TERM
+what() { # prints what a signal has ended
+  if [ -n "$runner" ]; then
+    echo "$NUM_WORKERS workers, logdir $LOGDIR"
+  else
+    echo "the start"
+  fi
+}
+trap 'reason="Ctrl-C ended $(what)"; exit 130' INT
+trap 'reason="TERM ended $(what)"; exit 143' TERM
 
 check() { # python arguments: flags and data, in one process, before anything starts
   local python=$1

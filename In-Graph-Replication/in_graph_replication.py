@@ -27,7 +27,7 @@ def parse_args(argv=None):
     parser = flags.parser("In-Graph-Replication", __doc__)
     flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--asynchronous", action="store_true", help="each tower is its own update")
+    add("--asynchronous", action="store_true", help="each gradient is its own update")
     parser.set_defaults(one_client=True)
     args = flags.parse(parser, argv)
     args.shards = len(args.worker_hosts)  # of the data: one for each tower

@@ -34,7 +34,7 @@ def parse_args(argv=None):
     add(
         "--reference_batch",
         type=flags.positive_int,
-        help="n, examples of the batch that η is for (None: one worker's)",
+        help="n, examples of the batch that η is for (if not given: one worker's)",
     )
     return flags.parse(parser, argv)
 

@@ -27,8 +27,8 @@ def parse_args(argv=None):
     parser = flags.parser("Model-Parallelism", __doc__)
     flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--stages", type=flags.positive_int, help="S, if not one on every worker")
-    add("--micro_batches", type=flags.positive_int, default=4, help="M")
+    add("--stages", type=flags.positive_int, help="S, one on every worker if not given")
+    add("--micro_batches", type=flags.positive_int, default=4, help="M per mini-batch")
     parser.set_defaults(one_client=True, shards=1, batch_size=128, steps=2000)
     return stages.checked(flags.parse(parser, argv), problem.DEPTH)
 

@@ -38,7 +38,7 @@ def parse_args(argv=None):
     add("--items", type=flags.positive_int, help="rows of items, if not those named")
     add("--draw", type=flags.positive_int, default=500000, help="ratings to draw")
     add("--noise", type=flags.fraction, default=0.1, help="deviation of a drawn rating")
-    add("--skew", type=flags.fraction, default=0.5, help="of how popular a row is")
+    add("--skew", type=flags.fraction, default=0.5, help="how uneven popularity is")
     parser.set_defaults(batch_size=1000, learning_rate=0.1)
     return flags.parse(parser, argv)
 

@@ -25,9 +25,9 @@ def parse_args(argv=None):
     parser = flags.parser("SAGN", __doc__)
     flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--replicas_to_aggregate", type=flags.positive_int, help="N (None: all)")
+    add("--replicas_to_aggregate", type=flags.positive_int, help="N, all if not given")
     add("--window", type=flags.positive_int, default=5, help="T, local steps a round")
-    add("--server_learning_rate", type=flags.positive, default=0.5, help="η_s")
+    add("--server_learning_rate", type=flags.positive, default=0.5, help="η_s on a ps")
     args = flags.parse(parser, argv)
     workers = len(args.worker_hosts)
     args.replicas_to_aggregate = n = args.replicas_to_aggregate or workers

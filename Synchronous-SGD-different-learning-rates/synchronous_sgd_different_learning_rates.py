@@ -31,8 +31,8 @@ def parse_args(argv=None):
     parser = flags.parser("Synchronous-SGD-different-learning-rates", __doc__)
     flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--replicas_to_aggregate", type=flags.positive_int, help="N (None: all)")
-    add("--learning_rates", type=rates, help="η_k: 0.1,0.02,.. (None: η / (k + 1))")
+    add("--replicas_to_aggregate", type=flags.positive_int, help="N, all if not given")
+    add("--learning_rates", type=rates, help="η_k: 0.1,0.02,.. or η / (k + 1)")
     args = flags.parse(parser, argv)
     workers = len(args.worker_hosts)
     args.replicas_to_aggregate = n = args.replicas_to_aggregate or workers

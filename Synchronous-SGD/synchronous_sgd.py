@@ -27,7 +27,7 @@ def parse_args(argv=None):
     parser = flags.parser("Synchronous-SGD", __doc__)
     flags.add_cluster_flags(parser)
     add = parser.add_argument
-    add("--replicas_to_aggregate", type=flags.positive_int, help="N (None: all)")
+    add("--replicas_to_aggregate", type=flags.positive_int, help="N, all if not given")
     args = flags.parse(parser, argv)
     workers = len(args.worker_hosts)
     args.replicas_to_aggregate = n = args.replicas_to_aggregate or workers

@@ -459,7 +459,8 @@ def write(kept: dict, folder: pathlib.Path) -> None:
         f"A cell is one run of 500 updates with 2 ps, 2 workers and --patience "
         f"{PATIENCE}; 137, 138 and 143 are the statuses of a task that may not be "
         "started again. Up to three runs at once.\n\n"
-        f"`python tests/faults.py`, {' to '.join({days[0]: 0, days[-1]: 0})}, 2 cores, "
+        "`.venv/bin/python tests/faults.py`, "
+        f"{' to '.join({days[0]: 0, days[-1]: 0})}, 2 cores, "
         f"TensorFlow 2.21: {len(kept)} cells, {hold} hold; {missing} are not run yet "
         "(–).\n\n"
     )

@@ -223,7 +223,7 @@ def main() -> int:
     print(text)
     if args.write:
         head = (
-            f"`python tests/moved.py --times {args.times}`, 2 cores, "
+            f"`.venv/bin/python tests/moved.py --times {args.times}`, 2 cores, "
             f"{datetime.date.today()}, commit {commit}.\n\n"
         )
         args.write.write_text(head + text)

@@ -6,7 +6,9 @@ it has dots for what the reader puts in. What needs another machine is a ```text
 
 The lines are as printed. What stands behind a few names is not (`BEHIND`): the copy's
 `.venv/bin/python` is this Python and shortens what takes long, and what would download
-packages or open a page in a browser only looks whether its files are there. Two ways:
+packages or open a page in a browser only looks whether its files are there. `python`
+and `python3` are those of a system: they have no packages, unless the page has said
+`pip install` before. Two ways:
 
     check    a script gets --check, so that its flags and data are looked at; in a run
              of several tasks once. A script without that flag prints its --help.
@@ -83,6 +85,12 @@ case " $* " in *" --write-readme "*) exec @python@ "$@" ;; esac
 [ -f "$1" ] || { echo "no script $1" >&2; exit 2; }
 case $1 in benchmarks/* | */benchmarks/*) exec @python@ "$@" @benchmark@ ;; esac
 exec @python@ "$@" @other@
+"""
+# The system's Python, before anybody has installed a package for it.
+SYSTEM = """#!/usr/bin/env bash
+export PYTHONDONTWRITEBYTECODE=1
+case "${1-} ${2-}" in "-m venv") @venv@ ;; esac
+exec @python@ -S "$@"
 """
 # Runs the program that its arguments name, as if the first of them ran it.
 STARTS = """import os, runpy, sys
@@ -172,16 +180,36 @@ def executable(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def set_up(copy: Path, way: str) -> dict[str, str]:
-    """Puts the way's programs behind their names; returns the environment."""
-    python = PYTHON
+def above(page: Path, text: str) -> str:
+    """Returns what a page says between the heading above a command and the command."""
+    before = (REPO / page).read_text().partition(text)[0]
+    return before[before.rfind("\n## ") :] if "\n## " in before else before
+
+
+def has_packages(page: Path, text: str) -> bool:
+    """Says whether a page has told the reader to install packages for `python`.
+
+    The environment that this makes is the page's: another than the root's `.venv`.
+    """
+    return bool(re.search(r"(?<!python -m )pip install", above(page, text)))
+
+
+def set_up(copy: Path, way: str, packages: bool = True) -> dict[str, str]:
+    """Puts the way's programs behind their names; returns the environment.
+
+    `packages` says whether the Python that is found by its name has some.
+    """
+    python, system = PYTHON, SYSTEM
     known = {"python": shlex.quote(sys.executable), "steps": str(STEPS)}
     known["starts"] = shlex.quote(STARTS)
     for name, text in {**WAYS[way], "scripts": " | ".join(SCRIPTS), **known}.items():
         python = python.replace(f"@{name}@", text)
-    names = copy / ".venv" / "bin"
+        system = system.replace(f"@{name}@", text)
+    own, names = copy / ".venv" / "bin", copy.parent / "bin"
     for name in ("python", "python3"):
-        executable(names / name, python)
+        executable(own / name, python)
+        executable(names / name, python if packages else system)
+    executable(own / "tensorboard", STANDS_IN)
     for name, text in BEHIND.items():
         executable(names / name, text)
     for name, text in HOROVOD[way].items():
@@ -253,7 +281,7 @@ def execute(copy: Path, page: Path, text: str, way: str, grows: bool = False) ->
 
     Files must be as before, unless the tree `grows`.
     """
-    env = set_up(copy, way)
+    env = set_up(copy, way, grows or has_packages(page, text))
     folder, before = copy if grows else where(copy, page, text), launch.tree(copy)
     network = []
     tasks = terminals(text)
@@ -330,6 +358,31 @@ def test_every_command_can_be_typed(page: Path, copy: Path) -> None:
         first = next(p for p in PAGES if text in inline(p))
         if launch.THOROUGH or page == first or "run.sh" not in text:
             execute(copy, page, text, "check")
+
+
+BARE = re.compile(
+    r"(?:^|&& |\$ ) *(?:\w+=[\w./:]+ +)*(python3? +(?:[\w./-]+\.py\b|-m py).*)", re.M
+)
+ANY_PYTHON = (
+    "tools/copies.py",
+    "tools/registry.py",
+)  # import nothing that is installed
+
+
+def bare(page: Path, text: str) -> list[str]:
+    """Returns the commands of a page for which the system's Python lacks packages."""
+    code = [*re.findall(r"^```.*?^```", text, re.M | re.S)]
+    code += INLINE.findall(FENCED.sub("", text))
+    found = {match[1] for part in code for match in BARE.finditer(part)}
+    found = {one for one in found if one.split()[1] not in ANY_PYTHON}
+    return sorted(one for one in found if not has_packages(page, one))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_no_command_needs_packages_of_the_system(page: Path) -> None:
+    """Also those that are not executed: with dots, or in a ```text block."""
+    assert bare(page, (REPO / page).read_text()) == []
 
 
 BLOCKS = [(page, number) for page in PAGES for number in range(len(blocks(page)))]

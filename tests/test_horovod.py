@@ -60,6 +60,7 @@ def one_sentence(done: subprocess.CompletedProcess, status: int, *words: str) ->
         ([], {"NUM_PS": "1"}, ["NUM_PS=1: there is no ps"]),
         ([], {"BASE_PORT": "2222"}, ["BASE_PORT=2222"]),
         ([], {"TIMEOUT": "0"}, ["TIMEOUT=0"]),
+        ([], {"NUM_WORKER": "4"}, ["NUM_WORKER=4: did you mean NUM_WORKERS?"]),
         ([], {"PYTHON": "no-python"}, ["PYTHON=no-python: no such command"]),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
@@ -175,6 +176,8 @@ def test_an_environment_that_is_interrupted_is_no_environment(number, fake):
         os.kill(run.process.pid, number)
         assert run.wait(30) == 128 + number, run.output
         run.nothing_left()
+    word = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "TERM"}[number]
+    assert run.lines[-1] == f"run.sh: {word} ended the start"
     assert not (fake.venv / "stamp").exists() and not (fake.folder / "run").exists()
     fake.write("pip", "true\n")
     with fake.start() as run:

@@ -54,8 +54,21 @@ MISTAKES = [
     ({"--ps_hosts": "[::1]"}, ["--ps_hosts", "'[::1]' is not host:port"]),
     ({"--patience": "0"}, ["--patience", "'0'"]),
     ({"--logdir": "two\nlines"}, ["--logdir", "cannot be printed"]),
-    ({"--worker_hosts": "a:1, b:1"}, ["--worker_hosts", "' b:1' is not host:port"]),
-    ({"--worker_hosts": "a:1,a:1"}, ["--worker_hosts", "a:1 is listed twice"]),
+    (
+        {"--worker_hosts": "a:1, b:1"},
+        [
+            "--worker_hosts a:1, b:1: leave out the spaces",
+            "as in --worker_hosts a:1,b:1",
+        ],
+    ),
+    (
+        {"--slow_workers": "0 , 0.1"},
+        ["--slow_workers 0 , 0.1: leave out the spaces, as in --slow_workers 0,0.1"],
+    ),
+    (
+        {"--worker_hosts": "a:1,a:1"},
+        ["--worker_hosts", "a:1 is listed twice", "one machine need different ports"],
+    ),
     (
         {"--worker_hosts": "localhost:21001"},
         ["--worker_hosts", "localhost:21001 is listed twice", "--ps_hosts"],
@@ -74,8 +87,15 @@ MISTAKES = [
     ({"--slow_workers": "0,0,0"}, ["--slow_workers", "3 entries for 2 workers"]),
     ({"--slow_workers": "0,-1"}, ["--slow_workers", "'-1'"]),
     ({"--logdir": "/dev/null/x"}, ["--logdir", "/dev/null"]),
-    ({"--stepz": "3"}, ["unrecognized", "--stepz=3"]),
-    ({"--learning": "0.1"}, ["unrecognized", "--learning=0.1"]),
+    ({"--stepz": "3"}, ["unrecognized", "--stepz=3; did you mean --steps?"]),
+    ({"--learning": "0.1"}, ["--learning=0.1; did you mean --learning_rate?"]),
+    ({"--batch-size": "8"}, ["--batch-size=8; did you mean --batch_size?"]),
+    (
+        {"--num_workers": "4"},
+        ["--num_workers=4; NUM_WORKERS is set before the command"],
+    ),
+    ({"--workers": "4"}, ["NUM_WORKERS is set before the command: NUM_WORKERS=..."]),
+    ({"--colour": "red"}, ["unrecognized arguments: --colour=red\n"]),
 ]
 # the same of the flags that one scheme has
 OWN_MISTAKES = [
@@ -190,8 +210,10 @@ def flags(changes):
 
 
 def check(status, text, words):
+    """Asserts that a mistake is one sentence, after what run.sh is about to do."""
+    lines = [x for x in text.splitlines() if not x.startswith("run.sh: checks the ")]
     assert status == 2, text
-    assert len(text.strip().splitlines()) == 1, text
+    assert len(lines) == 1, text
     assert "Traceback" not in text
     for word in words:
         assert word in text, text
@@ -213,6 +235,45 @@ def hand(folder, words, **env):
 @pytest.mark.parametrize("changes, words", MISTAKES, ids=lambda v: str(v)[:40])
 def test_a_wrong_flag_on_the_command_line(changes, words):
     check(*hand("HogWild", flags(changes)), words)
+
+
+@pytest.mark.parametrize("words", [["a:1,", "b:2"], ["a:1", ",b:2"], ["a:1, b:2"]])
+def test_a_space_in_a_list_of_hosts(words, capsys):
+    """The shell makes two words of it; the sentence has the list as it should be."""
+    rest = flags({"--worker_hosts": None})
+    with pytest.raises(SystemExit) as end:
+        launch.load("HogWild").parse_args(["--worker_hosts", *words, *rest])
+    said = f"--worker_hosts {' '.join(words)}: leave out the spaces"
+    check(end.value.code, capsys.readouterr().err, [said, "--worker_hosts a:1,b:2"])
+
+
+def test_a_space_elsewhere_is_no_mistake(capsys, tmp_path):
+    """A path may have one beside a comma, and a list may be followed by a flag."""
+    logdir = str(tmp_path / "red, green")
+    script = launch.load("HogWild")
+    args = script.parse_args(
+        [*flags({}), "--logdir", logdir, "--slow_workers", "0,0.1"]
+    )
+    assert args.logdir == logdir and args.slow_workers == [0, 0.1]
+
+
+NEARLY = ("NUM_WORKER", "NUM_WORKERSS", "NUMWORKERS", "num_workers", "NUM_WROKERS")
+NEARLY += ("MAX_RESTART", "BASEPORT", "BASE_PORTS", "OPEN_PORT", "DRYRUN", "NUMPS")
+# Of other programs, or so short that a letter makes another word.
+INNOCENT = ("LOG_DIR", "TIME_OUT", "TIMEOUTS", "PYTHON3", "PYTHONPATH", "NUM_PES")
+INNOCENT += ("NUM_OPS", "N_WORKERS", "MAX_WORKERS", "OMP_NUM_THREADS", "NUM_CPUS")
+INNOCENT += ("DB_PORT", "BASE_PATH", "SLURM_NTASKS", "MAX_RETRIES", "WORKERS", "PORTS")
+
+
+def test_a_knob_that_is_nearly_one():
+    from cluster import flags as module
+
+    for name in NEARLY:
+        said = module.misspelt({name: "4", "NUM_PS": "1", "HOME": "/"})
+        assert said.startswith(f"{name}=4: did you mean "), name
+        assert f"env -u {name}" in said
+    exact = dict.fromkeys((*INNOCENT, *module.KNOBS), "4")
+    assert module.misspelt(exact) is None
 
 
 @pytest.mark.parametrize("folder", SCHEMES)
@@ -341,6 +402,7 @@ def test_run_sh_says_a_mistake_once(folder, tmp_path):
         (["--data=cifar"], {}, ["--data cifar", "digits, mnist"]),
         (["--task_index=1"], {}, ["--task_index=1", "run.sh sets it"]),
         ([], {"TIMEOUT": "soon"}, ["TIMEOUT=soon"]),
+        ([], {"NUM_WORKER": "4"}, ["NUM_WORKER=4: did you mean NUM_WORKERS?"]),
         ([], {"MAX_RESTARTS": "-1"}, ["MAX_RESTARTS=-1"]),
         ([], {"PYTHON": "no-python"}, ["PYTHON=no-python"]),
     ]

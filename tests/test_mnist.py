@@ -56,7 +56,7 @@ LINE = re.compile(  # what a run of this program prints besides what all print
     r"|\[evaluator 0\] prepared \w+ as records in .*"
     r"|\[worker \d+\] (prepared \w+ as records in .*|ps \d holds \d+ bytes .*"
     r"|goes on in epoch \d+, \d+ of its \d+ images done"
-    r"|exported: .*|try it: python predict\.py .*|stops early: .*)"
+    r"|exported: .*|try it: \S+ \S*predict\.py .*|stops early: .*)"
     r"|.*/example-\w+\.png: \w+ \([\d.]+\))"
 )
 

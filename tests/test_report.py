@@ -319,6 +319,24 @@ for path in sorted(glob.glob("events.out.tfevents.*")):
 """
 
 
+def test_the_curves_have_a_command_that_can_be_typed(tmp_path, monkeypatch):
+    """The program beside this Python, or else the one that installs it first."""
+    python, program = tmp_path / "bin" / "python", tmp_path / "bin" / "tensorboard"
+    python.parent.mkdir()
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir("/")
+    name = str(python)[1:]
+    there = f"{name} -m pip install tensorboard && {name} -m tensorboard.main"
+    assert report.show_curves("/a b/l") == f"{there} --logdir '/a b/l'"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert report.show_curves("/l") == f"{str(program)[1:]} --logdir /l"
+    (tmp_path / "HogWild").mkdir()
+    monkeypatch.chdir(tmp_path / "HogWild")
+    assert report.show_curves("/l") == "../bin/tensorboard --logdir /l"
+
+
 NO_MOUNTS = launch.without(faults.OWN_MOUNTS)
 
 

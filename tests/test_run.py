@@ -245,7 +245,8 @@ def test_the_run_of_the_readme(tmp_path):
     check_run("HogWild", run.lines, done)
     assert min(done["rounds_per_worker"].values()) >= 1000
     assert run.lines[-3] == f"[worker 0] result: {logdir / 'result.json'}"
-    assert run.lines[-2] == f"[worker 0] curves: tensorboard --logdir {logdir}"
+    assert run.lines[-2].startswith("[worker 0] curves: ")
+    assert run.lines[-2].endswith(f" --logdir {logdir}")
     assert "test accuracy" in run.lines[-1]
     assert list(logdir.glob("events.out.tfevents.*"))
     assert done["flags"]["batch_size"] == 32 and done["flags"]["steps"] == 4000
@@ -328,6 +329,7 @@ def test_ctrl_c_in_a_terminal(folder, slow, tmp_path):
         os.write(primary, b"\x03")
         assert process.wait(30) == 130, "".join(text)
         assert time.monotonic() - cause < 2 * WITHIN
+        wait_until(lambda: "run.sh: Ctrl-C ended " in "".join(text), 5)
     finally:
         process.kill()
         process.wait()
@@ -337,6 +339,10 @@ def test_ctrl_c_in_a_terminal(folder, slow, tmp_path):
     )
     assert after.stdout == before.stdout
     assert "Traceback" not in "".join(text)
+    # The terminal has echoed ^C before it.
+    (last,) = [x for x in "".join(text).splitlines() if "run.sh: Ctrl-C" in x]
+    logdir = re.search(r" ended .*, logdir (.*)", last)[1]
+    assert list(pathlib.Path(logdir).glob("worker-0.log"))
     assert not tasks_of(copy)
     os.close(secondary)
     os.close(primary)
@@ -352,12 +358,14 @@ def test_signals_and_the_time_limit_while_it_starts(folder, tmp_path):
         (signal.SIGHUP, 129),
     ):
         with run_sh(copy, *ENDLESS) as run:
-            run.wait_for("logdir")
+            wait_until(lambda run=run: run.tasks(), 60)
             cause = time.monotonic()
             run.process.send_signal(number)
             assert run.wait(30) == status, run.output
             assert time.monotonic() - cause < WITHIN
             run.nothing_left()
+        said = {143: "TERM ended ", 130: "Ctrl-C ended "}.get(status)
+        assert not said or run.lines[-1].startswith(f"run.sh: {said}"), run.output
     started = time.monotonic()
     with run_sh(copy, *ENDLESS, TIMEOUT="1") as run:
         assert run.wait(30) == 124, run.output
@@ -366,13 +374,44 @@ def test_signals_and_the_time_limit_while_it_starts(folder, tmp_path):
     assert run.lines[-1] == "run.sh: no end after TIMEOUT=1 s"
 
 
+SLOW_CHECK = """import os, sys, time
+if "--check" in sys.argv:
+    open(os.environ["BEGUN"], "w").close()
+    time.sleep(60)
+"""
+
+
+def test_what_is_started_is_said_before_the_data_is_read(tmp_path):
+    """A check that takes long: the first line is there, and Ctrl-C ends it."""
+    for folder, what, env in (
+        ("Non-Distributed-Setup", "one process", {}),
+        ("HogWild", "1 ps and 2 workers", {}),
+        ("Ring-All-Reduce", "1 worker", {"NUM_WORKERS": "1"}),
+    ):
+        copy, begun = copy_of(folder, tmp_path), tmp_path / folder
+        (copy / registry.script_of(folder)).write_text(SLOW_CHECK)
+        with run_sh(copy, BEGUN=str(begun), LOGDIR=str(tmp_path / "l"), **env) as run:
+            wait_until(begun.exists, 60)
+            line = run.wait_for("run.sh: ", 1)
+            wanted = f"checks the flags and the data, then starts {what}, logdir "
+            assert line == f"run.sh: {wanted}{tmp_path / 'l'}"
+            cause = time.monotonic()
+            run.process.send_signal(signal.SIGINT)
+            assert run.wait(30) == 130, run.output
+            assert time.monotonic() - cause < WITHIN
+        assert run.lines[1:] == ["run.sh: Ctrl-C ended the start"]
+    assert not (tmp_path / "l").exists()
+
+
 @pytest.mark.starts
 def test_a_signal_between_two_tasks(tmp_path):
     """Whatever has been started by then is ended, also a task not yet noted."""
     copy = copy_of("HogWild", tmp_path)
     for milliseconds in (0, 0, 1, 2, 3, 5, 8, 13, 21, 34):
-        with run_sh(copy, *ENDLESS) as run:
-            run.wait_for("logdir")
+        logdir = tmp_path / f"logdir-{time.monotonic()}"
+        with run_sh(copy, *ENDLESS, LOGDIR=str(logdir)) as run:
+            while not logdir.exists():  # it is made just before they start
+                time.sleep(0.001)
             time.sleep(milliseconds / 1000)
             run.process.send_signal(signal.SIGTERM)
             assert run.wait(30) == 143, run.output

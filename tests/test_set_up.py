@@ -109,6 +109,11 @@ def test_pins(name: str) -> None:
         assert found == [""] or bounds == [f"< {low}", f">= {low}"], package
 
 
+def test_the_first_command_brings_tensorboard() -> None:
+    """The last lines of every run name it: `bash run.sh` installs this file alone."""
+    assert re.search("^tensorboard==", (REPO / "requirements.txt").read_text(), re.M)
+
+
 def test_pins_can_fail() -> None:
     bad = ["numpy", "numpy>=2", "numpy==2.*", "numpy==2.2; sys_platform == 'linux'"]
     assert loose("\n".join(["# numpy", "-r requirements.txt", *bad])) == bad
@@ -323,6 +328,11 @@ def test_a_folder_in_the_way_is_kept(fresh: Fresh) -> None:
     assert (fresh.root / ".venv" / "mine").exists()
 
 
+# What somebody may type, and what is meant.
+MEANT = {"Hogwild": "HogWild", "AGNN": "AGN", "ring": "Ring-All-Reduce"}
+MEANT |= {"downpour": "DOWNPOUR", "mpi": "Engines/MPI", "Horovd": "Horovod"}
+
+
 def test_list_and_help() -> None:
     done = run("bash", REPO / "run.sh", "--list", cwd="/")
     assert (done.returncode, done.stderr) == (0, "")
@@ -339,6 +349,10 @@ def test_list_and_help() -> None:
     own = [e.folder for e in registry.EXAMPLES if (REPO / e.folder / "run.sh").exists()]
     there = [*own, *(name for name, _ in engines)]
     assert (done.returncode, sorted(names)) == (2, sorted(there))
+    for name, meant in MEANT.items():
+        done = run("bash", REPO / "run.sh", name, "--steps", "3", cwd="/")
+        said = f'run.sh: there is no example "{name}"; did you mean {meant}?\n'
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
     done = run("bash", REPO / "run.sh", "Basics-Tutorial", cwd="/")
     assert done.returncode == 2 and "see Basics-Tutorial/README.md" in done.stderr
     done = run("bash", REPO / "run.sh", "--help", cwd="/")

@@ -1,6 +1,7 @@
 """The one list of examples and engines: `--list`, README, copies, tests, benchmarks.
 
-    python tools/registry.py --list     prints them by group
+    python tools/registry.py --list            prints them by group
+    python tools/registry.py --nearest ring    prints the name that is meant, if any
 
 An example is a folder. Its script has the folder's name in snake case. A folder without
 a family has no script that others share a section with: notebooks, or a program in an
@@ -10,6 +11,7 @@ be installed, and runs with any Python 3: it must work before there is an enviro
 """
 
 import collections
+import difflib
 import signal
 import sys
 
@@ -442,9 +444,28 @@ def listing():
     return "\n\n".join(blocks)
 
 
+def nearest(name):
+    """Returns the example or engine that somebody may have meant, "" if none is near.
+
+    Case does not count, nor does `Engines/`; the beginning of one name is enough.
+    """
+    names = [example.folder for example in EXAMPLES]
+    names += [f"Engines/{engine.name}" for engine in ENGINES]
+    plain = {known.rpartition("/")[2].lower(): known for known in names}
+    word = name.rpartition("/")[2].lower()
+    longer = [known for known in plain if known.startswith(word)]
+    near = difflib.get_close_matches(word, plain, 1, 0.7)
+    if len(longer) == 1:
+        near = longer
+    return plain[near[0]] if near else ""
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--nearest"] and len(sys.argv) == 3:
+        print(nearest(sys.argv[2]))
+        sys.exit()
     if sys.argv[1:] != ["--list"]:
-        sys.exit("usage: python tools/registry.py --list")
+        sys.exit("usage: python tools/registry.py --list | --nearest NAME")
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `--list | head -3`
     print(listing())

@@ -18,12 +18,13 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from cluster import ports
+from cluster import flags, ports
 from cluster.process import ENDING, Task, run_in_a_copy, say, write
 from cluster.task import LAUNCHER
 
 HERE = sys.path[0]  # the folder of the example
 OPEN = "no network of its own here: anyone who reaches this machine reaches the run"
+STOPPED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "TERM"}
 OURS = ("--job_name", "--task_index", "--ps_hosts", "--worker_hosts")
 
 
@@ -45,6 +46,9 @@ class Launcher:
     """All tasks of one run. A folder with a launcher of its own overrides methods."""
 
     def __init__(self, arguments):
+        wrong = flags.misspelt(os.environ)
+        if wrong:
+            raise End(2, wrong)
         self.arguments = arguments
         self.script = os.path.join(HERE, os.environ["SCRIPT"])
         self.ps, self.workers = number("NUM_PS", 1, 0), number("NUM_WORKERS", 2, 1)
@@ -63,9 +67,14 @@ class Launcher:
         self.tasks = [Task("ps", i) for i in range(self.ps)]
         self.tasks += [Task("worker", k) for k in range(self.workers)]
 
+    def what(self):
+        """Returns what is started and where it writes, in words."""
+        ps = f"{self.ps} ps and " if self.ps else ""
+        found = f"{ps}{self.workers} worker{'s' if self.workers > 1 else ''}"
+        return f"{'one process' if self.alone else found}, logdir {self.logdir}"
+
     def _logdir(self):
-        found = os.environ.get("LOGDIR")
-        before = ""
+        found, before = os.environ.get("LOGDIR"), ""
         for argument in self.arguments:
             flag, _, value = argument.partition("=")
             if flag in OURS:
@@ -105,11 +114,16 @@ class Launcher:
         base = self.base or 2222
         hosts = [f"localhost:{base + i}" for i in range(len(self.tasks))]
         for task in self.tasks:
-            write(shlex.join([*self.command(task, hosts), *self.arguments]).encode())
-            write(b"\n")
+            line = shlex.join([*self.command(task, hosts), *self.arguments])
+            write(f"{line}\n".encode())
 
     def check(self):
-        """Checks flags and data, in a process of its own, before anything starts."""
+        """Checks flags and data, in a process of its own, before anything starts.
+
+        Reading the data takes seconds on some machines: what comes is said before.
+        """
+        then = "" if "--check" in self.arguments else f", then starts {self.what()}"
+        say(f"checks the flags and the data{then}")
         hosts = [f"localhost:{1 + i}" for i in range(len(self.tasks))]
         _, *command = self.command(self.tasks[self.ps], hosts)
         command += ["--logdir", self.logdir, *self.arguments, "--check"]
@@ -139,8 +153,6 @@ class Launcher:
             os.makedirs(self.logdir, exist_ok=True)
         except OSError:
             raise End(2, f"LOGDIR={self.logdir} cannot be made") from None
-        kinds = f"{self.ps} ps and {self.workers} workers"
-        say(f"{kinds} on localhost, logdir {self.logdir}")
         for task in self.tasks:
             self.start(task)
         # The chief is the last to leave: what still runs 10 s after it is ended, too.
@@ -203,7 +215,7 @@ def launch(launcher=Launcher):
             Task.told = number
             return
         ignore()
-        raise End(128 + number, None)
+        raise End(128 + number, STOPPED.get(number))
 
     # What was ignored when this began stays ignored: nohup.
     for name in ENDING:
@@ -226,6 +238,9 @@ def launch(launcher=Launcher):
     ignore()
     if this:
         this.end()
+    if reason in STOPPED.values():
+        begun = this and any(task.process for task in this.tasks)
+        reason += " ended " + (this.what() if begun else "the start")
     if reason:
         print(f"run.sh: {reason}", file=sys.stderr, flush=True)
     os._exit(status)

@@ -89,7 +89,9 @@ def host_lists(**texts):
                 raise ValueError(f"--{flag}: {address!r} has a port outside 1..65535")
             if address in seen:
                 raise ValueError(
-                    f"--{flag}: {address} is listed twice, first in --{seen[address]}"
+                    f"--{flag}: {address} is listed twice, first in --{seen[address]}; "
+                    "tasks on one machine need different ports, as in "
+                    "localhost:2222,localhost:2223"
                 )
             seen[address] = flag
     return lists

@@ -38,7 +38,7 @@ def add_flag(parser):
         "--min_workers",
         type=flags.natural,
         default=0,
-        help="with so many a run goes on, others may come and go; 0: with all or none",
+        help="go on while so many workers are there; 0: a lost worker ends the run",
     )
 
 

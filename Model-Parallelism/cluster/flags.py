@@ -4,31 +4,81 @@ Scripts call it first. Every mistake ends in one sentence on stderr and status 2
 """
 
 import argparse
+import difflib
 import glob
 import hashlib
 import math
 import os
+import re
+import sys
 import time
 
 from cluster import addresses
 from cluster.task import fail
 
 SAME_RUN = 600  # seconds: by hand, a run's tasks are started within
+# What run.sh takes from the environment: see `launch`.
+KNOBS = ("NUM_PS", "NUM_WORKERS", "BASE_PORT", "OPEN_PORTS", "LOGDIR", "TIMEOUT")
+KNOBS += ("MAX_RESTARTS", "DRY_RUN", "PYTHON")
+# A flag with several values has a plural name. Here a space stands beside a comma.
+SPACED = re.compile(r"(--\w+s)[ =](\S+(?:(?:, +| +,) *[^-\s,]\S*)+)")
+
+
+def misspelt(environment):
+    """Returns a sentence if a variable's name is nearly a knob's, else None.
+
+    Case and underscores do not count. Knobs of one word are left out, because LOG_DIR,
+    TIME_OUT and PYTHON3 are names that other programs have; of NUM_PS no letter may
+    differ, because NUM_PES and NUM_OPS are such names, too.
+    """
+    plain = {knob.replace("_", ""): knob for knob in KNOBS if "_" in knob}
+    for name in sorted(set(environment) - set(KNOBS)):
+        word = name.upper().replace("_", "")
+        near = difflib.get_close_matches(word, plain, 1, 0.9)
+        if near and (near[0] != "NUMPS" or word == "NUMPS"):
+            text = f"{name}={environment[name]}: did you mean {plain[near[0]]}? If"
+            return f"{text} it belongs to another program, unset it: env -u {name} ..."
+    return None
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawTextHelpFormatter):
-    """Default values behind the flags, and the docstring as it was written."""
+    """Default values behind the flags that have one, and the docstring as it is."""
+
+    def _get_help_string(self, action):
+        absent = action.default is None or action.default is False
+        return action.help if absent else super()._get_help_string(action)
 
 
 class _Parser(argparse.ArgumentParser):
     jobs = ()  # that a task may have; none where there is one process
 
+    def parse_args(self, args=None, namespace=None):
+        cut = SPACED.search(" ".join(sys.argv[1:] if args is None else args))
+        if cut:
+            flag, value = cut.groups()
+            whole = value.replace(" ", "")
+            fail(f"{flag} {value}: leave out the spaces, as in {flag} {whole}")
+        return super().parse_args(args, namespace)
+
     def error(self, message):
-        fail(message)
+        unknown = re.match(r"unrecognized arguments: -*([\w-]+)", message)
+        fail(message + (self._meant(unknown[1]) if unknown else ""))
+
+    def _meant(self, name):
+        """Returns half a sentence: what somebody may have meant by an unknown flag."""
+        name = name.lower().replace("-", "_")
+        flags = [a.option_strings[-1] for a in self._actions if a.option_strings]
+        known = {**{k.lower(): k for k in KNOBS}, **{f[2:]: f for f in flags}}
+        longer = [k for k in known if k.startswith(name) and known[k] in flags]
+        near = difflib.get_close_matches(name, known, 1, 0.75)
+        found = known[longer[0]] if len(longer) == 1 else near and known[near[0]]
+        if not found or found in flags:
+            return f"; did you mean {found}?" if found else ""
+        return f"; {found} is set before the command: {found}=... bash run.sh"
 
 
 # The flag that names the data, its default, and what can be named.
-DATA = (["--data"], "digits", "digits, mnist, fashion_mnist or FILE.npz")
+DATA = (["--data"], "digits", "the data: digits, mnist, fashion_mnist or FILE.npz")
 
 
 def strict(doc):
@@ -41,19 +91,28 @@ def parser(scheme, doc, data=DATA):
     new = strict(doc)
     add = new.add_argument
     add(*data[0], dest="data", default=data[1], help=data[2])
-    add("--batch_size", type=positive_int, default=32, help="examples per worker")
-    add("--learning_rate", type=positive, default=0.1, help="η")
+    add("--batch_size", type=positive_int, default=32, help="examples in a mini-batch")
+    add("--learning_rate", type=positive, default=0.1, help="η, the learning rate")
     add(
         "--steps",
         type=positive_int,
         default=4000,
-        help="global steps: updates applied to the center variable",
+        help="global steps: how many updates of the center variable the run makes",
     )
-    add("--seed", type=natural, default=0, help="of the weights and the batches")
-    add("--logdir", help="log files, checkpoints, result.json; an existing one resumes")
-    add("--save_seconds", type=positive, default=30, help="between two checkpoints")
+    add("--seed", type=natural, default=0, help="seed of the weights and the batches")
+    add(
+        "--logdir",
+        help="where logs, checkpoints and result.json go; a run that has a checkpoint "
+        "there\ngoes on from it (if not given: a new directory in logdir/)",
+    )
+    add(
+        "--save_seconds",
+        type=positive,
+        default=30,
+        help="seconds between checkpoints",
+    )
     add("--patience", type=positive, default=60, help="seconds to wait for an answer")
-    add("--check", action="store_true", help="check the flags and the data, and end")
+    add("--check", action="store_true", help="check flags and data, start nothing")
     # A line every tenth of the way, and when 1, 2, 4, 8, 10 s had none.
     new.set_defaults(scheme=scheme, lines=10)
     return new
@@ -67,16 +126,17 @@ def add_cluster_flags(parser, jobs=("ps", "worker")):
     """
     add, parser.jobs = parser.add_argument, jobs
     only = jobs[0] if len(jobs) == 1 else None
-    add("--job_name", choices=jobs, default=only, help="what this task is")
+    add("--job_name", choices=jobs, default=only, help="the job of this task")
     if "ps" in jobs:
         add("--ps_hosts", help="host:port of every ps, separated by commas")
-    add("--task_index", type=natural, help="which one it is, from 0; worker 0 is chief")
+    add("--task_index", type=natural, help="its number, from 0; worker 0 is the chief")
     add("--worker_hosts", help="host:port of every worker, separated by commas")
     add(
         "--slow_workers",
         type=seconds_list,
         default=[0.0],
-        help="seconds that a gradient takes longer: of every worker, or 0,0.05,..",
+        help="extra seconds for each gradient, to simulate a slow machine:\none number "
+        "for all workers, or one for each, as in 0,0.05",
     )
 
 

@@ -3,7 +3,10 @@
 import contextlib
 import json
 import os
+import shlex
+import shutil
 import socket
+import sys
 import time
 
 import numpy as np
@@ -133,7 +136,7 @@ class Report:
         }
         self._add(step, {}, loss, metric)
         written = self._write(path, result)
-        print(f"curves: tensorboard --logdir {logdir}")
+        print(f"curves: {show_curves(logdir)}")
         seconds, rate = summary["seconds"], summary["steps_per_second"]
         print(
             f"test {name} {metric:.4f} after {step} global steps in {seconds:.1f} s "
@@ -162,6 +165,21 @@ def _step_of(path):
     """Returns the global step of a result.json, None if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, KeyError), open(path) as file:
         return json.load(file)["global_steps"]
+
+
+def short(path):
+    """Returns a path, relative to the current directory if that is shorter."""
+    return min(path, os.path.relpath(path), key=len)
+
+
+def show_curves(logdir):
+    """Returns the command that shows the curves; it installs TensorBoard if need be."""
+    beside = os.path.dirname(sys.executable)
+    program = shutil.which("tensorboard", path=beside) or shutil.which("tensorboard")
+    name = shlex.quote(short(program or sys.executable))
+    if not program:
+        name = f"{name} -m pip install tensorboard && {name} -m tensorboard.main"
+    return f"{name} --logdir {shlex.quote(logdir)}"
 
 
 class Curves:
