@@ -3,15 +3,21 @@
     python curve.py                 the newest run in logdir/
     python curve.py LOGDIR
 
-Training loss, test accuracy and global step against time, from the events that the
-chief has written; a line wherever run.sh has killed a task.
+Training loss, test accuracy and global step against time. The chief has written them as
+events. A dashed line stands where run.sh has killed a task. A grey gap stands where
+there are no points, because the ps or the chief was gone.
 """
 
 import glob
+import itertools
 import os
 import sys
 
 WHAT = {"training_loss": "training loss", "test_accuracy": "test accuracy"}
+GONE = {  # what stands in the gap after such a task was killed
+    "ps": "no ps, then\nback to the\ncheckpoint",
+    "worker": "no chief\nthat draws,\nothers train",
+}
 
 
 def fail(sentence, status=2):
@@ -52,6 +58,25 @@ def killed(logdir):
     return [(float(second), f"{job} {index}") for second, job, index in rows]
 
 
+def outages(starts, marks):
+    """Returns (from, to, job) of each gap after a ps or the chief was killed.
+
+    Points come about once a second, and one may be written just after the kill: the gap
+    is the longest time between two points that begins at most 2 s after it.
+    """
+    seconds = sorted(point[0] for points in starts for point in points)
+    found = []
+    for second, task in marks:
+        gaps = [
+            (b - a, a, b)
+            for a, b in itertools.pairwise(seconds)
+            if b > second and a < second + 2
+        ]
+        if gaps and (task.startswith("ps ") or task == "worker 0"):
+            found.append((*max(gaps)[1:], task.split()[0]))
+    return found
+
+
 def draw(starts, marks, path):
     """Writes the picture of `starts` (see `read`) and `marks` (see `killed`)."""
     import matplotlib
@@ -60,18 +85,25 @@ def draw(starts, marks, path):
     from matplotlib import pyplot
 
     zero = starts[0][0][0]
+    gaps = outages(starts, marks)
     names = [*WHAT, "global step"]
     figure, axes = pyplot.subplots(len(names), 1, sharex=True, figsize=(8, 7))
     for axis, name in zip(axes, names, strict=True):
-        for points in starts:  # a gap where there was no chief to draw
-            line = [
-                (second - zero, values[name] if name in WHAT else step)
-                for second, step, values in points
-                if name in values or name not in WHAT
-            ]
+        points = [
+            (second - zero, values[name] if name in WHAT else step)
+            for second, step, values in itertools.chain(*starts)
+            if name in values or name not in WHAT
+        ]
+
+        def part(point):  # the line breaks where a gap ends
+            return sum(end - zero <= point[0] for _, end, _ in gaps)
+
+        for _, line in itertools.groupby(points, part):
             axis.plot(*zip(*line, strict=True), marker=".", color="#0072b2")
         axis.set_ylabel(WHAT.get(name, name))
         axis.grid(alpha=0.3)
+        for begin, end, _ in gaps:
+            axis.axvspan(begin - zero, end - zero, color="#e0e0e0")
         for second, _ in marks:
             axis.axvline(second - zero, color="#d55e00", linestyle="--")
     axes[0].set_yscale("log")
@@ -80,9 +112,13 @@ def draw(starts, marks, path):
         who = "chief" if task == "worker 0" else task
         where = dict(color="#d55e00", ha="center", transform=top)
         axes[0].text(second - zero, 1.03, f"{who} killed", **where)
+    for begin, end, job in gaps:
+        where = dict(ha="center", va="top", transform=axes[1].get_xaxis_transform())
+        where["bbox"] = dict(color="#e0e0e0", pad=1)  # on top of the dashed line
+        axes[1].text((begin + end) / 2 - zero, 0.5, GONE[job], fontsize=9, **where)
     axes[-1].set_xlabel("seconds since the first point")
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=200)
 
 
 def main():
