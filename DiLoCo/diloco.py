@@ -1,15 +1,16 @@
 """DiLoCo: Local-SGD with AdamW on each worker and momentum on the averaged move.
 
-    worker  takes T inner steps, then with all others one outer step on the mean move
+    worker  takes T inner steps on its own weights x; then all workers take one outer
+            step, by the mean of what they have moved
 
         x ← AdamW(x; ∇ loss(x; a fresh mini-batch))   (worker, T times from x = w)
-        Δ := (1/N) ∑ (w − x_k)                        (all, in 2 (N − 1) steps)
+        Δ := (1/N) ∑ (w − x_k)                        (all workers, in 2 (N − 1) steps)
         u ← μ u + Δ,  w ← w − η_o (Δ + μ u),  x ← w   (worker, the same on every one)
 
-Differs from Local-SGD: what all have moved is the gradient of an outer optimizer.
+Differs from Local-SGD: an outer optimizer takes the mean movement as its gradient.
 Paper: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language
-Models, 2023, arXiv 2311.08105, Algorithm 1. With --fragments w is synchronised piece by
-piece: Douillard et al., Streaming DiLoCo, 2025, arXiv 2501.18512.
+Models, 2023, arXiv 2311.08105, Algorithm 1. With --fragments the workers exchange w piece
+by piece: Douillard et al., Streaming DiLoCo, 2025, arXiv 2501.18512.
 Run: bash run.sh
 """
 

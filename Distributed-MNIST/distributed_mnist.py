@@ -1,6 +1,6 @@
 """Distributed-MNIST: a complete program, from image files to a model that is served.
 
-    ps         holds the variables w and their slots, moves w by the gradients it gets
+    ps         holds the variables w and what the optimizer remembers; updates both
     worker     pulls w, computes a gradient on its own records, pushes it
     chief      worker 0: evaluates, keeps the best w, saves, exports a SavedModel
     evaluator  follows the checkpoints: test accuracy, confusion matrix, mistakes
@@ -10,7 +10,7 @@
         η_t := η d^(t / --decay_steps)                            (ps 0)
         m ← μ m + g,  w ← w − η_t m, or Adam                      (ps: each variable)
 
-A convolutional network, and flags as published programs have them.
+The model is a convolutional network. The flags are those of published programs.
 Papers: LeCun et al. 1998; for --issync 1 Chen et al. 2016, arXiv 1604.00981.
 Run: bash run.sh
 """

@@ -1,15 +1,15 @@
 """Fault-Tolerance: HogWild goes on after a worker, the ps or the chief is killed.
 
-    ps      holds the center variable w and counts; one that dies loses what it holds
-    worker  pulls w, computes a gradient, pushes it; holds nothing that is missed
+    ps      holds the center variable w and the counters; when it dies, they are lost
+    worker  pulls w, computes a gradient, pushes it; holds nothing that must be saved
     chief   worker 0: saves w every two seconds, restores it when a ps has lost it
 
         g := ∇ loss(w_seen; mini-batch)     (worker, at the w it pulled)
         w ← w − η g                         (ps, whatever w is when it arrives)
         w ← w of the last checkpoint        (chief, after a ps was lost)
 
-Differs from HogWild: slower and saved more often, so that there is something to watch;
-run.sh kills the tasks of KILL, each at its second, and starts them again.
+Differs from HogWild: slower and saved more often, so that you can watch it. run.sh kills
+the tasks that KILL names, each at its second, and starts them again.
 Source: Abadi et al., TensorFlow, 2016, arXiv 1605.08695, section 4.3.
 Run: bash run.sh, then python curve.py
 """

@@ -1,7 +1,7 @@
-"""Starts the tasks as cluster/launch.py does, and kills those that KILL names.
+"""Starts the tasks as cluster/launch.py does, and kills the tasks that KILL names.
 
-From the environment, beside what that takes: KILL, words of the form job:index:second.
-The seconds are those since the first checkpoint. run.sh calls it.
+KILL is a variable of the environment. It has words of the form job:index:second, where
+the seconds count from the first checkpoint. run.sh calls this program.
 """
 
 import os

@@ -1,17 +1,17 @@
 """Gossip-SGD: without a ps, each worker averages its weights with one random neighbour.
 
-    worker  has a replica x_k of the weights; computes a gradient at it, averages it
-            with the replica of a neighbour j, and takes its own step
+    worker  has a replica x_k of the weights; computes a gradient at x_k, averages x_k
+            with the replica x_j of a neighbour, and takes its own step
 
         g := ∇ loss(x̂; mini-batch), x̂ a copy of x_k    (worker k)
         x_k, x_j ← (x_k + x_j) / 2                      (k and j, while g is computed)
         x_k ← x_k − η g                                 (worker k, wherever x_k is now)
 
-    The halves of the graph are workers with even and with odd numbers. An even worker
-    does all of it, an odd one the first and last line: the second is done to it.
+    Neighbours are always a worker with an even number and one with an odd number. The
+    even worker starts the average of the second line, the odd worker only answers.
     chief   also numbers the updates, and averages all replicas for test and checkpoint
 
-Differs from HogWild: a replica on every worker instead of one center variable on a ps.
+Differs from HogWild: every worker has a replica, instead of a center variable on a ps.
 Paper: Lian, Zhang, Zhang, Liu, Asynchronous Decentralized Parallel Stochastic Gradient
 Descent (AD-PSGD), ICML 2018, arXiv 1710.06952, Algorithm 1.
 Run: bash run.sh

@@ -1,13 +1,13 @@
 """Horovod: the same learning with Horovod's optimizer, started by its horovodrun.
 
-    worker  holds the layers w, as every other worker does; is called a rank here
+    worker  holds a copy of the layers w, as all workers do; Horovod calls it a rank
 
         g_k := ∇ loss(w; mini-batch of worker k)      (worker)
-        mean := (1/N) ∑ g_k                           (all: Horovod, around a ring)
+        mean := (1/N) ∑ g_k                           (Horovod, around a ring)
         w ← w − η mean                                (worker, the same on every one)
 
-The update is that of Ring-All-Reduce. What a user adds to a script of one process is
-marked "Horovod:" below.
+The update is that of Ring-All-Reduce. The comments "Horovod:" below mark what a user adds
+to a script for one process.
 Paper: Sergeev, Del Balso, Horovod, 2018, arXiv 1802.05799.
 Run: bash run.sh
 """

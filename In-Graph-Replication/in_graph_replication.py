@@ -2,14 +2,14 @@
 
     ps        holds the center variable w
     worker 0  is the client: it builds the graph, feeds and runs it, and has a tower
-    worker k  only serves: it computes what the graph has placed on it, its tower
+    worker k  only serves: it computes its tower, which the graph has placed on it
 
         g_k := ∇ loss(w; mini-batch k)      (worker k, on what the client sends it)
         w ← w − η (1/N) ∑ g_k               (ps, when the graph has all N)
 
-Differs from Distributed-Setup: the other workers have no client of their own; that an
-update waits for all towers is a matter of edges in a graph. With --asynchronous each
-tower is an update of its own, run by a thread of the client.
+Differs from Distributed-Setup: the other workers have no client of their own. An update
+waits for all towers, because the graph has edges from all of them to the update. With
+--asynchronous each tower makes its own updates, run by a thread of the client.
 Paper: Abadi et al., TensorFlow, 2016, arXiv 1603.04467, section 7.
 Run: bash run.sh
 """

@@ -1,12 +1,12 @@
 """Large-Minibatch: N workers use N times the learning rate, after a warm-up.
 
-    worker  as in Ring-All-Reduce; all know the global step t, and so the same rate
+    worker  as in Ring-All-Reduce; all know the global step t, so all have the same rate
 
-        k := N B / n                                  (the batch of all, in those of η)
+        k := N B / n                                  (the batch of all, in batches of n)
         η_t := η (1 + (k − 1) min(1, (t + 1) / W))    (worker: W updates of warm-up)
         w ← w − η_t (1/N) ∑ g_k                       (worker, the same on every one)
 
-Differs from Ring-All-Reduce: η_t in the place of η.
+Differs from Ring-All-Reduce: the rate is η_t instead of η.
 Paper: Goyal, Dollár, Girshick, Noordhuis, Wesolowski, Kyrola, Tulloch, Jia, He,
 Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017, arXiv 1706.02677,
 linear scaling rule and gradual warm-up (sections 2.1 and 2.2).

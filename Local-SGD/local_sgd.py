@@ -1,11 +1,13 @@
 """Local-SGD: each worker trains alone for T steps, then all average their weights.
 
-    worker  takes T steps of SGD from w on its own mini-batches, then all have the mean
+    worker  takes T steps of SGD from w on its own mini-batches; then all workers
+            average what they have
 
         g := ∇ loss(local; a fresh mini-batch), local ← local − η g   (worker, T times)
-        w ← (1/N) ∑ local_k                           (all, in 2 (N − 1) steps)
+        w ← (1/N) ∑ local_k                           (all workers, in 2 (N − 1) steps)
 
-Differs from Ring-All-Reduce: averages the weights of T steps, not gradients of one.
+Differs from Ring-All-Reduce: the workers average their weights after T steps, not their
+gradients in every step.
 Paper: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019, arXiv
 1805.09767, Algorithm 1. With --local_after it is the post-local SGD of Lin, Stich,
 Patel, Jaggi, Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020, arXiv 1808.07217.

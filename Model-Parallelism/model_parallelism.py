@@ -1,15 +1,15 @@
 """Model-Parallelism: the layers are spread over the workers, which form a pipeline.
 
-    worker s  holds w_s, the weights of its layers, and computes nothing but them
-    worker 0  is the client, too: it builds the graph of all, feeds it and runs it
-    ps        numbers and counts the updates; no weight is there
+    worker s  holds w_s, the weights of its layers, and computes only these layers
+    worker 0  is also the client: it builds the graph of all workers, feeds and runs it
+    ps        numbers and counts the updates; it holds no weights
 
         h_0 := a micro-batch,  h_s+1 := f_s(w_s, h_s)       (worker s, to s + 1)
         δ_s := ∂ loss / ∂ h_s from δ_s+1                    (worker s, to s − 1)
         w_s ← w_s − η (1/M) ∑ ∂ loss / ∂ w_s over M micro-batches     (worker s)
 
-Differs from In-Graph-Replication: workers have different layers of one model, not all
-of it; activations are on the wire, not weights.
+Differs from In-Graph-Replication: each worker has some layers of one model, not all of
+it. The network carries activations, not weights.
 Paper: Huang et al., GPipe, 2019, arXiv 1811.06965, section 2.
 Run: bash run.sh
 """

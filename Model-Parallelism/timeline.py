@@ -3,8 +3,8 @@
     python timeline.py                 the newest run in logdir/
     python timeline.py LOGDIR
 
-From LOGDIR/timeline.json, which the client writes at the end of a run: the forwards and
-the backwards of one mini-batch, each with the number of its micro-batch.
+It reads LOGDIR/timeline.json, which the client writes at the end of a run. The file has
+the forwards and backwards of one mini-batch, each with the number of its micro-batch.
 """
 
 import glob

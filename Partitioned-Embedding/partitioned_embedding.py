@@ -1,14 +1,14 @@
 """Partitioned-Embedding: a large table on the ps, of which only used rows are sent.
 
-    ps      holds a slice of the table w: row i is on ps i mod K, or they are in order
+    ps      holds a slice of the table w: row i is on ps i mod K, or rows are in order
     worker  names the rows that its mini-batch touches, pulls them, pushes a gradient
 
-        rows := those that the mini-batch names, each once     (worker → ps)
+        rows := the rows that the mini-batch names, each once  (worker → ps)
         g := ∇ ∑ loss(w_seen[rows]; rating)                    (worker)
         w[rows] ← w[rows] − η g                                (ps, row by row, no lock)
 
-Differs from HogWild: gradients are sparse, which is the case that its paper is about,
-and w is so large that nobody ever has, moves or saves all of it.
+Differs from HogWild: gradients are sparse, as in HogWild's paper, and w is so large that
+no task ever holds, sends or saves all of it.
 Paper: Niu, Recht, Ré, Wright, HOGWILD!, 2011, arXiv 1106.5730, Algorithm 1, with the
 matrix completion of its section 2; Li et al., Parameter Server, OSDI 2014.
 Run: bash run.sh

@@ -1,13 +1,13 @@
 """multi_worker_mirrored: the same learning by MultiWorkerMirroredStrategy.
 
     worker k   holds a copy of w, computes g_k := ∇ loss(w; mini-batch of worker k)
-    all        all-reduce by the same ring; every copy takes the same step,
-               w ← w − η (1/N) ∑ g_k
+    all        add up their gradients around the same ring; every copy takes the same
+               step, w ← w − η (1/N) ∑ g_k
 
-The high-level way of TensorFlow 2, with a training loop of one's own: the strategy
-starts the server, keeps the copies and adds up. The numbers are those of the script
-beside it, weight by weight. It learns from TF_CONFIG who the workers are, which is set
-here from the flags if it is not there.
+This uses the high-level API of TensorFlow 2, with a training loop of its own. The
+strategy starts the server, keeps the copies and adds up. The weights are those of
+ring_all_reduce.py. The strategy reads the list of workers from TF_CONFIG. If that is
+missing, this script sets it from the flags.
 Run: python multi_worker_mirrored.py --task_index 0 --worker_hosts a:2222,b:2222
 """
 

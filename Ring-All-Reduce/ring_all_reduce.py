@@ -1,13 +1,13 @@
 """Ring-All-Reduce: without a ps, the workers sum their gradients in a ring.
 
-    worker  holds the center variable w, as every other worker does, bit by bit;
+    worker  holds a copy of the center variable w, with the same bits as all others;
             sends pieces of its gradient to the next worker around a ring
 
         g_k := ∇ loss(w; mini-batch of worker k)      (worker)
-        mean := (1/N) ∑ g_k                           (all, in 2 (N − 1) steps)
+        mean := (1/N) ∑ g_k                           (all workers, in 2 (N − 1) steps)
         w ← w − η mean                                (worker, the same on every one)
 
-Differs from Synchronous-SGD: the same update, and nobody in the middle.
+Differs from Synchronous-SGD: the update is the same, but there is no ps.
 Paper: Patarasuk, Yuan, Bandwidth optimal all-reduce algorithms for clusters of
 workstations, JPDC 69(2), 2009; in deep learning: Gibiansky 2017, and Horovod, Sergeev,
 Del Balso 2018, arXiv 1802.05799.
