@@ -9,8 +9,8 @@
 
 Differs from Local-SGD: an outer optimizer takes the mean movement as its gradient.
 Paper: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language
-Models, 2023, arXiv 2311.08105, Algorithm 1. With --fragments the workers exchange w piece
-by piece: Douillard et al., Streaming DiLoCo, 2025, arXiv 2501.18512.
+Models, 2023, arXiv 2311.08105, Algorithm 1. With --fragments the workers exchange w
+piece by piece: Douillard et al., Streaming DiLoCo, 2025, arXiv 2501.18512.
 Run: bash run.sh
 """
 

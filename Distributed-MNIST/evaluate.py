@@ -1,7 +1,7 @@
 """Loss, accuracy, confusion matrix and mistakes of a model; the evaluator's task.
 
-The evaluator is a process of its own: it has no address, and no part in the cluster. It
-follows the checkpoints in LOGDIR, which it must see, and training does not wait for it.
+The evaluator is a process of its own. It has no address and is not in the cluster. It
+follows the checkpoints in LOGDIR, which it must see. Training does not wait for it.
 """
 
 import collections

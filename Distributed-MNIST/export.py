@@ -2,8 +2,8 @@
 
     python export.py logdir/NAME served/digits       as served/digits/STEP
 
-The numbered folder is TensorFlow Serving's layout: it serves the highest number. The
-script calls `write` at its end.
+TensorFlow Serving expects numbered folders, and serves the one with the highest number.
+The script calls `write` at its end.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""The model: a convolutional network, or layers of Keras. The one to replace.
+"""The model: a convolutional network, or layers of Keras. Replace it with your own.
 
-Either is a `Network`: variables with names, and a function of their values. So the
-program decides where a variable is, and what moves it.
+Both are a `Network`: variables with names, and a function of their values. So the
+program decides on which ps a variable is, and how it is updated.
 """
 
 import collections

@@ -1,7 +1,7 @@
 """Momentum and Adam on the ps, and how the learning rate falls. The script calls it.
 
-One operation moves a variable, on its ps, under the variable's own lock. Adam corrects
-its means by the number of the update that ps 0 has given.
+One operation updates a variable, on its ps, under the variable's own lock. Adam
+corrects its means with the number that ps 0 has given to the update.
 """
 
 from cluster import flags

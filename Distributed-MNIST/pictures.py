@@ -1,7 +1,7 @@
 """What the evaluator draws, pixel by pixel: the confusion matrix, and the mistakes.
 
-Both are squares of classes, the true class from top to bottom, the guess from left to
-right, in the order of index.json.
+Both are squares. The true class is from top to bottom, the guess from left to right.
+Classes have the order of index.json.
 """
 
 import numpy as np

@@ -1,12 +1,12 @@
 """The input: a worker's mini-batches out of records, by tf.data. The script calls it.
 
-Each worker reads its own files of records; the files that are left when they do not
-divide are read by all, record by record in turn. So in an epoch each example is seen
-exactly once, by one worker, and every epoch asserts how many there were.
+Each worker reads its own files of records. If the number of files is not a multiple of
+the number of workers, all workers share the files that are left, record by record. So
+in an epoch exactly one worker sees each example, once. Every epoch asserts the count.
 
-The order is a function of seed, worker and epoch. Hence `position`: a worker that
-comes back asks ps 0, which counts them, how many examples its pushes were made of, and
-goes on behind them, in the middle of its epoch.
+The order depends only on seed, worker and epoch. Hence `position`: ps 0 counts how many
+examples were in a worker's pushes. A worker that comes back asks for this number, and
+goes on after it, in the middle of its epoch.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Where variables are: --placement round_robin, greedy or partitioned. The script asks.
 
-`tf.train.replica_device_setter` asks a strategy for each variable that is created: on
-which ps? Round robin is what it does by itself: the next one, however large. Greedy is
-what TensorFlow 1 had in contrib: the ps with the fewest bytes so far. Partitioned cuts
-every large variable into a piece for each ps, along its first axis.
+`tf.train.replica_device_setter` asks a strategy on which ps a new variable goes. Round
+robin is its default: it takes the next ps, however large the variable is. Greedy was in
+TensorFlow 1's contrib: it takes the ps with the fewest bytes so far. Partitioned cuts
+every large variable along its first axis into a piece for each ps.
 """
 
 import collections

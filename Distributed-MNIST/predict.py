@@ -3,8 +3,8 @@
     python predict.py logdir/NAME/export image.png ...
     python predict.py logdir/NAME/export images.npz     keys: x_test or images; y_test
 
-The folder is the one with the numbered folders, of which it takes the highest, or one
-of these.
+The folder is one that has numbered folders, of which predict.py takes the highest
+number, or it is one of these numbered folders.
 """
 
 import argparse

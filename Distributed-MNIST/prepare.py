@@ -4,9 +4,9 @@
     python prepare.py mnist records/mnist              or fashion_mnist, or FILE.npz
     python prepare.py photos/ records/photos --size 64     photos/CLASS/*.png, *.jpg
 
-A file of records appears under its name when it is complete, index.json after all of
-them. Interrupted, the same command goes on with the first file that is missing. What is
-complete is never written again. The same command writes the same bytes everywhere.
+A file of records gets its name when it is complete, and index.json is written last. If
+the command was interrupted, the same command goes on with the first missing file. It
+never writes a complete file again. The same command writes the same bytes everywhere.
 """
 
 import fcntl

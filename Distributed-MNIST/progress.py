@@ -1,6 +1,6 @@
 """How a run goes on: curves, the best weights, an early end. The script calls it.
 
-`Report` and `Run` are those of `cluster` with what this program does beside that.
+`Report` and `Run` extend the classes of `cluster` by what only this program does.
 """
 
 import collections

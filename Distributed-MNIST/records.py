@@ -1,4 +1,4 @@
-"""Records of images: what prepare.py writes and everybody reads; their index, checked.
+"""Records of images, which prepare.py writes and all tasks read, and their index.
 
 A folder of records has files of TFRecords, and index.json with sizes and checksums.
 """

@@ -1,7 +1,7 @@
 """Where images come from: a data set of problem.py, or a folder of images by class.
 
-prepare.py calls it. What cannot be used raises ValueError with the sentence that the
-user is to see.
+prepare.py calls it. Data that cannot be used raises ValueError, with the sentence that
+the user sees.
 """
 
 import collections

@@ -1,6 +1,6 @@
-"""What a task trains on: records that are there, or that are made now.
+"""The data of a task: records that exist already, or that it makes now.
 
-The script calls it, and `cluster.task` to check the data before anything starts.
+The script calls it. `cluster.task` calls it too, to check the data before the start.
 """
 
 import fcntl

@@ -5,13 +5,12 @@
     python Engines/matrix.py --missing                             what has not passed
     python Engines/matrix.py --table                               only write the table
 
-A cell is `bash Engines/ENGINE/run.sh EXAMPLE --steps 200`. It has passed if that ended
-with status 0, result.json is this scheme's and has all the steps, and nothing is left:
-no process (so no port), nothing in the folder for temporary files, nothing new in the
-repository. A cell that fails is shown as such, the others are run all the same, and the
-exit status is 1. Every cell is kept, in matrix.json of the engine's folder, as soon as
-it is done, so that a part can be run again at any time. To be run with the Python of
-`bash test.sh`.
+A cell is `bash Engines/ENGINE/run.sh EXAMPLE --steps 200`. It has passed if the command
+ended with status 0, result.json has this scheme's name and all steps, and nothing is
+left: no process (so no port), no temporary file, nothing new in the repository. If a
+cell fails, the table says so, the other cells still run, and the exit status is 1. Each
+cell is saved in matrix.json of the engine's folder as soon as it is done, so you can
+run a part again at any time. Use the Python of `bash test.sh`.
 """
 
 import argparse

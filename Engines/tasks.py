@@ -1,7 +1,7 @@
-"""What the adapters in Python share: ports, TF_CONFIG, a script from start to end.
+"""What adapters in Python share: ports, TF_CONFIG, running a script from start to end.
 
-Spark, TensorFlowOnSpark and Ray send it to their machines, beside their adapter. It
-needs nothing but Python.
+Spark, TensorFlowOnSpark and Ray send this file to their machines, with their adapter.
+It needs only Python.
 """
 
 import contextlib

@@ -8,8 +8,8 @@
         w ← w − η g                         (ps, whatever w is when it arrives)
         w ← w of the last checkpoint        (chief, after a ps was lost)
 
-Differs from HogWild: slower and saved more often, so that you can watch it. run.sh kills
-the tasks that KILL names, each at its second, and starts them again.
+Differs from HogWild: slower and saved more often, so that you can watch it. run.sh
+kills the tasks that KILL names, each at its second, and starts them again.
 Source: Abadi et al., TensorFlow, 2016, arXiv 1605.08695, section 4.3.
 Run: bash run.sh, then python curve.py
 """

@@ -6,8 +6,8 @@
         mean := (1/N) ∑ g_k                           (Horovod, around a ring)
         w ← w − η mean                                (worker, the same on every one)
 
-The update is that of Ring-All-Reduce. The comments "Horovod:" below mark what a user adds
-to a script for one process.
+The update is that of Ring-All-Reduce. The comments "Horovod:" below mark what a user
+adds to a script for one process.
 Paper: Sergeev, Del Balso, Horovod, 2018, arXiv 1802.05799.
 Run: bash run.sh
 """

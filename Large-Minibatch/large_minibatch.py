@@ -2,7 +2,7 @@
 
     worker  as in Ring-All-Reduce; all know the global step t, so all have the same rate
 
-        k := N B / n                                  (the batch of all, in batches of n)
+        k := N B / n                                  (batch of all, in batches of n)
         η_t := η (1 + (k − 1) min(1, (t + 1) / W))    (worker: W updates of warm-up)
         w ← w − η_t (1/N) ∑ g_k                       (worker, the same on every one)
 

@@ -7,8 +7,8 @@
         g := ∇ ∑ loss(w_seen[rows]; rating)                    (worker)
         w[rows] ← w[rows] − η g                                (ps, row by row, no lock)
 
-Differs from HogWild: gradients are sparse, as in HogWild's paper, and w is so large that
-no task ever holds, sends or saves all of it.
+Differs from HogWild: gradients are sparse, as in HogWild's paper, and w is so large
+that no task ever holds, sends or saves all of it.
 Paper: Niu, Recht, Ré, Wright, HOGWILD!, 2011, arXiv 1106.5730, Algorithm 1, with the
 matrix completion of its section 2; Li et al., Parameter Server, OSDI 2014.
 Run: bash run.sh

@@ -5,9 +5,9 @@
     python generate.py HogWild --kind jobs                        without any operator
     python generate.py --kind pytorchjob                          for comparison
 
-`kind` tfjob: for the Kubeflow Training Operator, release 1.x, which gives every pod its
-TF_CONFIG. jobs: plain Jobs and a headless Service, with TF_CONFIG written here. Either
-comes with a volume for the chief and a NetworkPolicy. Needs PyYAML.
+--kind tfjob is for the Kubeflow Training Operator, release 1.x, which gives every pod
+its TF_CONFIG. --kind jobs is plain Jobs and a headless Service, with TF_CONFIG written
+here. Both add a volume for the chief and a NetworkPolicy. Needs PyYAML.
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
     python validate.py FILE ...     or - for standard input
 
-TFJob and PyTorchJob: against the models that the Training Operator publishes (package
-kubeflow-training), which are made from the same Go types as the custom resource
-definition, and the templates of pods in them against Kubernetes' own schema. Everything
-else: against Kubernetes' JSON schemas (package kubernetes-validate, strict). Then what
-no schema says and the operator insists on. Status 1 and a line for each finding.
+A TFJob or PyTorchJob is compared with the models that the Training Operator publishes
+(package kubeflow-training), which come from the same Go types as the custom resource
+definition. Its pod templates are compared with Kubernetes' own schema. All other files
+are compared with Kubernetes' JSON schemas (package kubernetes-validate, strict). Then
+follow rules that the operator has and no schema says. Each finding is a line; status 1.
 """
 
 import functools

@@ -2,9 +2,9 @@
 
     mpirun -n 3 --hostfile hosts python adapter.py hosts HogWild/hogwild.py --steps 200
 
-Rank r becomes the r-th task, the NUM_PS ps (default 1) first. mpirun fills a host's
+Rank r becomes task r; the first NUM_PS tasks (default 1) are ps. mpirun fills a host's
 slots before it goes on to the next host, so the hostfile says where each rank is. Task
-r serves on port BASE_PORT + r (default 2222), so that several may share a host.
+r serves on port BASE_PORT + r (default 2222 + r), so several tasks may share a host.
 """
 
 import json

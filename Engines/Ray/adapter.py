@@ -1,6 +1,6 @@
 """The bundles of a placement group to TF_CONFIG, then the script of an example.
 
-job.py calls it; its tasks run on Ray's workers, which get ../tasks.py with them.
+job.py calls it. Its tasks run on Ray's workers, to which Ray also sends ../tasks.py.
 """
 
 import ray

@@ -3,9 +3,9 @@
     PYTHONPATH=Engines python Engines/Ray/job.py \\
         --num_ps 1 --num_workers 2 HogWild/hogwild.py --steps 200 --logdir /shared/run
 
-Ray decides which machine has which bundle, and reserves all of them or none. It joins
-the cluster that RAY_ADDRESS names, or the one of this machine (`ray start`). What
-stands behind the script's name goes to the script.
+Ray decides which machine has which bundle, and reserves all bundles or none. This
+program joins the cluster that RAY_ADDRESS names, or that of this machine (`ray start`).
+Arguments after the script's name go to the script.
 """
 
 import argparse

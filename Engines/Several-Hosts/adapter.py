@@ -2,10 +2,10 @@
 
     HOSTS="ps0 worker0 worker1" python adapter.py HogWild/hogwild.py --steps 200
 
-HOSTS are the names of all hosts, a task on each, the NUM_PS ps (default 1) first; this
-one's place in it says which task it is. Every host has an address of its own, so that
-all tasks serve on the same port, PORT (default 2222). It needs no more than that: it
-serves as well on real hosts that are started by ssh.
+HOSTS has the names of all hosts, with one task on each. The first NUM_PS (default 1)
+are ps. The place of this host in HOSTS says which task it is. Every host has an address
+of its own, so all tasks serve on the same port, PORT (default 2222). The adapter needs
+nothing else, so it also works on real hosts where you start it by ssh.
 """
 
 import json

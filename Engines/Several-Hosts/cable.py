@@ -2,10 +2,10 @@
 
     python cable.py PROCESS DEVICE SECONDS BITS
 
-makes DEVICE in this network namespace and eth0 in that of PROCESS, both of the kind
-TAP, whose frames a program reads and writes; and passes them on, SECONDS after they
-came and at most BITS a second each way (0: as many as there are). Not every kernel has
-netem, which would do this without a program.
+makes DEVICE in this network namespace and eth0 in that of PROCESS. Both are of the kind
+TAP, where a program reads and writes the frames. It passes each frame on SECONDS after
+it came, and at most BITS a second each way (0: no limit). Linux's netem would do this
+without a program, but not every kernel has it.
 """
 
 import ctypes

@@ -3,9 +3,9 @@
     python Engines/Several-Hosts/slow_link.py                   3 rounds, 15 minutes
     python Engines/Several-Hosts/slow_link.py --quick --out /tmp/tried
 
-Every scheme runs on hosts of its own, once over cables of DELAY and RATE and once over
-fast ones, in turn, round after round; shown is the median. Needs Linux and root, and
-the Python of `bash test.sh`. It goes on where it was when started again (--again: no).
+Every scheme runs on hosts of its own, in turn over cables of DELAY and RATE and over
+fast cables, round after round. The table shows the median. Needs Linux, root and the
+Python of `bash test.sh`. Started again, it goes on where it was (--again: it does not).
 """
 
 import argparse

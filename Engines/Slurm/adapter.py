@@ -2,10 +2,10 @@
 
     srun --distribution=block python adapter.py HogWild/hogwild.py --steps 200
 
-Task r of the step becomes the r-th task of the run, the NUM_PS ps (default 1) first.
-In blocks, tasks fill a node before the next one, so that node list and tasks per node
-say where each is. Task r serves on port BASE_PORT + r. Without BASE_PORT the ports come
-from the job's id: jobs that share a node are kept apart, and nobody has to choose.
+Task r of the step becomes task r of the run; the first NUM_PS (default 1) are ps. With
+--distribution=block, tasks fill a node before the next one, so the list of nodes and
+the tasks per node say where each task is. Task r serves on port BASE_PORT + r. Without
+BASE_PORT the ports come from the job's id, so jobs that share a node do not collide.
 """
 
 import json

@@ -3,9 +3,9 @@
     spark-submit --master spark://host:7077 --py-files ../tasks.py,adapter.py \\
         barrier.py --num_ps 1 --num_workers 2 HogWild/hogwild.py --logdir /shared/run
 
-Spark decides on which machine a task is, and starts all of them at once or none; the
-tasks tell one another their addresses. The ps come first. What stands behind the
-script's name goes to the script.
+Spark decides on which machine a task is, and starts all tasks at once or none. The
+tasks tell each other their addresses. The ps come first. Arguments after the script's
+name go to the script.
 """
 
 import argparse

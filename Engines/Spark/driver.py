@@ -1,4 +1,4 @@
-"""What the programs do in Spark's driver: wait for slots, listen to tasks, end them."""
+"""Functions for Spark's driver: wait for slots, listen to tasks, end them."""
 
 import threading
 import time

@@ -2,7 +2,7 @@
 
     frame = launch(spark, map_fun, {"learning_rate": [0.05, 0.1], "batch": [16, 32]})
 
-sweep.py does it with an example; with a function of your own, see README.md.
+sweep.py does this with an example. README.md shows it with a function of your own.
 """
 
 import inspect

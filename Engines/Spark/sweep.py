@@ -4,8 +4,8 @@
         --py-files ../tasks.py,driver.py,experiments.py sweep.py \\
         --grid "learning_rate=0.05,0.1 batch_size=16,32" --logdir sweep HogWild
 
-A run is the example's own run.sh with NUM_PS and NUM_WORKERS: all its tasks are on the
-machine of the Spark task. Leaves the DataFrame as result.json and the plot as runs.png.
+A run is the example's own run.sh with NUM_PS and NUM_WORKERS, so all its tasks are on
+the machine of the Spark task. Writes the DataFrame to result.json, a plot to runs.png.
 """
 
 import argparse

@@ -3,14 +3,14 @@
     spark-submit ... --py-files ../tasks.py,../Spark/driver.py,worker.py feed.py \\
         --num_ps 1 --num_workers 2 --logdir /shared/run ../../HogWild --steps 200
 
-One loop, one model, three ways in which a worker comes by the same mini-batches:
+The loop and the model are the same. A worker gets the same mini-batches in three ways:
 
     memory           an array in the worker's own process, as the examples have it
     spark, 1 a row   rows of an RDD, an example each: TFNode.DataFeed's usual way
     spark, B a row   rows that hold a whole mini-batch
 
-Every row of the RDD goes through a queue of another process (multiprocessing's manager)
-on the executor, put and taken one by one. The folder's problem.py is the model.
+Every row of the RDD goes through a queue in another process (multiprocessing's manager)
+on the executor, one by one. The model is problem.py of the folder.
 """
 
 import argparse

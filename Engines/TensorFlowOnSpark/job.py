@@ -5,8 +5,8 @@
         --py-files ../tasks.py,../Spark/driver.py,adapter.py job.py \\
         --num_ps 1 --num_workers 2 HogWild/hogwild.py --logdir /shared/run
 
-TensorFlowOnSpark wants an executor of one slot for each task, and decides who is what;
-the script reads its data itself. What stands behind the script's name goes to it.
+TensorFlowOnSpark needs an executor with one slot for each task, and decides which task
+each executor is. The script reads its data itself. Arguments after its name go to it.
 """
 
 import argparse

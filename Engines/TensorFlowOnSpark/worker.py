@@ -1,7 +1,7 @@
 """What feed.py has each executor do: serve as a ps, or make the steps of a worker.
 
-TensorFlowOnSpark calls `train` in a process of its own; the model is an example's, in
-the problem.py of its folder.
+TensorFlowOnSpark calls `train` in a process of its own. The model is problem.py of the
+example's folder.
 """
 
 import importlib
