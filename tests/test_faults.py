@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
+import importlib.util
 import os
 import re
 import signal
@@ -576,6 +576,21 @@ def test_the_run_of_fault_tolerance(tmp_path):
     assert (logdir / "curve.png").stat().st_size > 10000
     nothing = subprocess.run([*command[:-1], str(tmp_path)], capture_output=True)
     assert nothing.returncode == 2 and b"has no curve" in nothing.stderr
+
+
+@pytest.mark.quick
+def test_the_curve_has_a_gap_while_a_ps_or_the_chief_is_gone():
+    """From the last point before the loss to the first one after it."""
+    path = launch.REPO / "Fault-Tolerance" / "curve.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    curve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(curve)
+    # The point at 11.2 was on its way when the ps was killed at 11.
+    seconds = [[0, 1, 2, 3, 10.5, 11.2, 17, 18], [25, 26]]
+    starts = [[(second, 0, {}) for second in start] for start in seconds]
+    marks = [(2.5, "worker 1"), (11, "ps 0"), (18.4, "worker 0")]
+    assert curve.outages(starts, marks) == [(11.2, 17, "ps"), (18, 25, "worker")]
+    assert curve.outages(starts, []) == curve.outages(starts, [(30, "ps 0")]) == []
 
 
 def test_a_kill_that_nobody_understands(tmp_path):
