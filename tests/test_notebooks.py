@@ -125,12 +125,12 @@ def test_all_are_in_the_readme():
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     table = [line for line in readme.splitlines() if line.startswith("|")]
     linked = re.findall(r"\]\(([^)]+\.ipynb)\)", "\n".join(table))
-    assert len(NAMES) == 11
+    assert len(NAMES) == 12
     assert sorted(linked) == sorted(NAMES)
 
 
 def test_one_exercise_runs_in_three_kernels():
-    assert sorted(len(group) for group in GROUPS) == 8 * [1] + [3]
+    assert sorted(len(group) for group in GROUPS) == 9 * [1] + [3]
     assert sorted(path for group in GROUPS for path in group) == PATHS
 
 
@@ -238,6 +238,18 @@ def kernels_at_home(tmp_path, monkeypatch):
     return homes
 
 
+def test_hogwild_has_forty_lines():
+    """Of code; the notebook counts them, and so does this."""
+    cells = read(FOLDER / "8-HogWild-in-Forty-Lines.ipynb").cells
+    (program,) = [c.source for c in cells if c.source.startswith("def hogwild(")]
+    lines = [line.strip() for line in program.splitlines()]
+    code = [line for line in lines if line and not line.startswith("#")]
+    assert len(code) <= 40
+    (said,) = [t for c in cells for t in texts(c) if t.endswith(" lines\n")]
+    assert said == f"{len(code)} lines\n"
+
+
+@pytest.mark.timeout(600)  # number 8 waits for TensorFlow's thirty seconds, and more
 @launch.if_engines  # its outputs are those of its cells, see `findings`
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group[0].stem)
 def test_runs(group, tmp_path, kernels_at_home):

@@ -57,7 +57,7 @@ EXAMPLES = [
         None,
         "Start here",
         None,
-        "eleven notebooks explain servers, sessions and placement.",
+        "twelve notebooks explain servers, sessions and placement.",
         "notebooks",
         "–",
         "–",
