@@ -18,10 +18,10 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-import problem
 from cluster import flags, heartbeat, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
+import problem
 
 # --- Flags [algorithm] -------------------------------------------------------
 

@@ -16,11 +16,11 @@ Run: bash run.sh
 
 # --- Imports [algorithm] -----------------------------------------------------
 
-import problem
 from cluster import flags, fragments, lockstep, membership, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.lockstep import Stats
 from cluster.ring import Ring
+import problem
 
 # --- Flags [algorithm] -------------------------------------------------------
 

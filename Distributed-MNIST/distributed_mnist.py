@@ -19,6 +19,8 @@ Run: bash run.sh
 
 import argparse
 
+from cluster import flags, heartbeat, rounds, sync, task
+from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import ending
 import evaluate
 import export
@@ -28,8 +30,6 @@ import pipeline
 import placement
 import progress
 import supply
-from cluster import flags, heartbeat, rounds, sync, task
-from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 # --- Flags [algorithm] -------------------------------------------------------
 

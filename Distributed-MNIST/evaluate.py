@@ -12,14 +12,14 @@ import time
 
 import numpy as np
 
-import models
-import pictures
-import pipeline
-import records
 from cluster import heartbeat
 from cluster import tensorflow_v1 as tf
 from cluster.report import Curves
 from cluster.task import AGAIN, fail
+import models
+import pictures
+import pipeline
+import records
 
 # What was found: `confusion` [true class, guess] counts images, `mistakes` has (true
 # class, guess, probability of the guess, image), the surest first.

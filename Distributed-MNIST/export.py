@@ -13,16 +13,16 @@ import shlex
 import shutil
 import sys
 
+from cluster import flags
+from cluster import tensorflow_v1 as tf
+from cluster.report import short
+from cluster.task import fail
 import evaluate
 import models
 import pictures
 import progress
 import records
 import supply
-from cluster import flags
-from cluster import tensorflow_v1 as tf
-from cluster.report import short
-from cluster.task import fail
 
 
 def write(args, index, folder):

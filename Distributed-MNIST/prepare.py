@@ -17,11 +17,11 @@ import time
 
 import numpy as np
 
-import records
-import sources
 from cluster import flags
 from cluster import tensorflow_v1 as tf
 from cluster.task import fail
+import records
+import sources
 
 PLAN = "plan.json"  # what is being written; gone when it is complete
 
@@ -32,19 +32,7 @@ def write(source, folder, shards=8, validation=0.1, say=print):
     `validation` is the share of the training images held out to choose the best weights
     by, `say` is told how far it is. Raises ValueError if the folder has something else.
     """
-    function, rows = source.splits["train"]
-    # The writers of digits come in order: a fixed shuffle, then every shards-th row.
-    order = np.random.default_rng(0).permutation(rows)
-    held = round(validation * rows)
-    if not held:
-        raise ValueError(f"of {rows} training images none is held out for validation")
-    if rows - held < shards:
-        raise ValueError(f"{rows - held} training images for {shards} files of records")
-    parts = {
-        "train": (function, order[held:], shards),
-        "validation": (function, order[:held], 1),
-        "test": (source.splits["test"][0], np.arange(source.splits["test"][1]), 1),
-    }
+    parts = _parts(source, shards, validation)
     about = source._asdict() | {"splits": {n: len(p[1]) for n, p in parts.items()}}
     about |= {"shape": list(source.shape), "version": records.VERSION, "shards": shards}
     with _Folder(folder, about):
@@ -73,6 +61,36 @@ def write(source, folder, shards=8, validation=0.1, say=print):
         os.replace(path + ".part", path)
         os.remove(os.path.join(folder, PLAN))
     return records.read_index(folder)
+
+
+def planned(source, shards=8, validation=0.1):
+    """Returns the Index of records that are not written: for a graph, not for a run."""
+    splits = {
+        split: [
+            {"file": f"{split} {shard}", "examples": len(chosen[shard::number])}
+            for shard in range(number if len(chosen) else 0)
+        ]
+        for split, (_, chosen, number) in _parts(source, shards, validation).items()
+    }
+    about = source.name, source.classes, list(source.shape), splits
+    return records.Index("", *about, checksum="")
+
+
+def _parts(source, shards, validation):
+    """Returns {split: (function of a row, rows, number of files)}."""
+    function, rows = source.splits["train"]
+    # The writers of digits come in order: a fixed shuffle, then every shards-th row.
+    order = np.random.default_rng(0).permutation(rows)
+    held = round(validation * rows)
+    if not held:
+        raise ValueError(f"of {rows} training images none is held out for validation")
+    if rows - held < shards:
+        raise ValueError(f"{rows - held} training images for {shards} files of records")
+    return {
+        "train": (function, order[held:], shards),
+        "validation": (function, order[:held], 1),
+        "test": (source.splits["test"][0], np.arange(source.splits["test"][1]), 1),
+    }
 
 
 def _write_file(path, function, chosen, tell):

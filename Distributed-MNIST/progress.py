@@ -8,11 +8,11 @@ import contextlib
 import json
 import os
 
+from cluster import report, run
+from cluster import tensorflow_v1 as tf
 import evaluate
 import optimizers
 import pipeline
-from cluster import report, run
-from cluster import tensorflow_v1 as tf
 
 BEST = "best"  # in LOGDIR: a checkpoint of the best weights, and best.json
 

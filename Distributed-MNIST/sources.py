@@ -11,8 +11,8 @@ import os
 
 import numpy as np
 
-import problem
 from cluster import tensorflow_v1 as tf
+import problem
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 

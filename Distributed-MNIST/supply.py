@@ -6,11 +6,11 @@ The script calls it. `cluster.task` calls it too, to check the data before the s
 import fcntl
 import os
 
+from cluster.task import fail
 import pipeline
 import prepare
 import records
 import sources
-from cluster.task import fail
 
 
 class For:
@@ -23,7 +23,7 @@ class For:
         """Returns the Index of --data, its files checked; notes its checksum in args.
 
         What is not records yet becomes some, in LOGDIR/records; with --check it is only
-        looked at. Raises ValueError with what is wrong.
+        looked at, and None is returned. Raises ValueError with what is wrong.
         """
         args, folder = self.args, name
         if os.path.exists(os.path.join(name, prepare.PLAN)):
@@ -66,6 +66,7 @@ def load(args):
     Ends the program with status 2 if that cannot be used.
     """
     try:
-        return For(args).load(args.data, len(args.worker_hosts))
+        found = For(args).load(args.data, len(args.worker_hosts))
+        return found or prepare.planned(sources.source_of(args.data))
     except ValueError as error:
         fail(f"--data {args.data}: {error}")

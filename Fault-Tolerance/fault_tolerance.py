@@ -16,10 +16,10 @@ Run: bash run.sh, then python curve.py
 
 # --- Imports -----------------------------------------------------------------
 
-import problem
 from cluster import flags, heartbeat, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
+import problem
 
 # --- Flags [algorithm] -------------------------------------------------------
 

@@ -21,10 +21,10 @@ Run: bash run.sh
 
 # --- Imports [algorithm] -----------------------------------------------------
 
-import problem
 from cluster import compression, flags, heartbeat, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
+import problem
 
 # --- Flags [algorithm] -------------------------------------------------------
 

@@ -18,9 +18,9 @@ import os
 
 import numpy as np
 
-import problem
 from cluster import flags, rounds, task, training
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+import problem
 
 CALLS = 100  # updates in a row, before a look at log, curves and checkpoint
 

@@ -44,6 +44,7 @@ export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"
 previous=
 for argument; do
   case $argument in
+    --check) CHECK=yes ;;
     -h | --help) exec "$PYTHON" "$here/horovod_sgd.py" --help ;;
     --logdir=*) LOGDIR=${argument#--logdir=} ;;
   esac
@@ -85,7 +86,8 @@ trap 'reason="TERM ended $(what)"; exit 143' TERM
 check() { # python arguments: flags and data, in one process, before anything starts
   local python=$1
   shift
-  "$python" "$here/horovod_sgd.py" --logdir "$LOGDIR" "$@" --check
+  # The script takes this shell for the launcher, and leaves the model out.
+  LAUNCHER=$$ "$python" "$here/horovod_sgd.py" --logdir "$LOGDIR" "$@" --check
 }
 
 alone='' network=(unshare --net)

@@ -16,9 +16,9 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-import problem
 from cluster import flags, heartbeat, rounds, task, towers
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+import problem
 
 # --- Flags [algorithm] -------------------------------------------------------
 

@@ -8,9 +8,9 @@ towers.py. With fewer GPUs than copies, it uses logical CPU devices.
 Run: python mirrored.py --devices 2
 """
 
-import problem
 from cluster import flags, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+import problem
 
 
 def devices(count):
@@ -79,6 +79,8 @@ def main():
         shards[0].loss,
     )
     test, feed = shards[0].test(center.read_value())
+    if args.check:
+        task.end_check()
     with tf.Session(config=session_config(names)) as session:
         session.run(tf.global_variables_initializer())
         for shard in shards:

@@ -11,10 +11,10 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-import problem
 from cluster import flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.training import Training
+import problem
 
 # --- Flags [algorithm] -------------------------------------------------------
 

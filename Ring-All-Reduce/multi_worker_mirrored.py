@@ -15,9 +15,9 @@ import json
 import os
 import time
 
-import problem
 from cluster import flags, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+import problem
 
 CALL = 10  # steps of one call, as rounds.Calls has
 
@@ -86,6 +86,10 @@ def main():
     me, workers = args.task_index, len(args.worker_hosts)
     task.begin(args, problem)
     data = task.data(problem, args)
+    if args.check:  # the strategy would wait for the other workers
+        learning = problem.build(data, args.batch_size, args.seed, me, workers)
+        tf.gradients(learning.loss(learning.start, learning.batch()), learning.start)
+        task.end_check()
     tf.enable_eager_execution()
     mirrored = strategy()
     shapes = problem.shapes_of(data)

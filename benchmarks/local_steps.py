@@ -18,8 +18,8 @@ def main():
     parser.add_argument("--rounds", type=runs.positive_int, default=1000)
     args = parser.parse_args()
     sys.path.insert(0, str(runs.REPO / "Non-Distributed-Setup"))
-    import problem
     from cluster import tensorflow_v1 as tf
+    import problem
 
     learning = problem.build(problem.load("digits"), batch_size=32, seed=0)
     weights = tf.get_variable("weights", initializer=learning.start)

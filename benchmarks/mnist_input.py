@@ -63,8 +63,8 @@ def flags_of(**changes) -> argparse.Namespace:
 
 def rate_of_input(index, seconds: float, **changes) -> float:
     """Returns images per second of the input alone, after its first batches."""
-    import pipeline
     from cluster import tensorflow_v1 as tf
+    import pipeline
 
     args = flags_of(**changes)
     with tf.Graph().as_default(), tf.Session() as session:
@@ -95,9 +95,9 @@ def rate_of_memory(seconds: float, rows: int) -> float:
 
 def waits(index, steps: int) -> tuple[float, float]:
     """Returns median milliseconds of a training step, and of its wait for the input."""
+    from cluster import tensorflow_v1 as tf
     import models
     import pipeline
-    from cluster import tensorflow_v1 as tf
 
     with tf.Graph().as_default(), tf.Session() as session:
         iterator = pipeline.batches(

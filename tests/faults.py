@@ -21,6 +21,7 @@ import collections
 import concurrent.futures
 import contextlib
 import datetime
+import fcntl
 import itertools
 import json
 import os
@@ -320,7 +321,9 @@ def verdict(found: dict) -> list[str]:
         wrong.append("a traceback")
     numbers = re.compile(r"\d+(\.\d+)?")
     again = collections.Counter(
-        numbers.sub("N", line) for line in lines if "  loss " not in line
+        numbers.sub("N", line)
+        for line in lines
+        if "  loss " not in line and "still " not in line  # said every 10 s
     )
     wrong += [f"{count} times: {line}" for line, count in again.items() if count > 6]
     return wrong
@@ -447,6 +450,18 @@ def tables(kept: dict) -> str:
     return "\n".join(parts)
 
 
+def keep(new: dict, folder: pathlib.Path) -> None:
+    """Adds what became of some cells to what is kept; another matrix may do so, too."""
+    folder_itself = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(folder_itself, fcntl.LOCK_EX)
+        path = folder / "faults.json"
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        write({**kept, **new}, folder)
+    finally:
+        os.close(folder_itself)
+
+
 def write(kept: dict, folder: pathlib.Path) -> None:
     """Writes what became of the cells, and the tables of it."""
     hold = sum(not one["wrong"] for one in kept.values())
@@ -468,7 +483,7 @@ def write(kept: dict, folder: pathlib.Path) -> None:
         (folder / "faults.json", json.dumps(kept, indent=1, sort_keys=True) + "\n"),
         (folder / "faults.md", head + tables(kept)),
     ):
-        part = path.with_suffix(".part")
+        part = path.with_name(f"{path.name}.part")
         part.write_text(text)
         os.replace(part, path)
 
@@ -526,8 +541,7 @@ def main() -> int:
             ):
                 cell, one = future.result()
                 failed += bool(one["wrong"])
-                kept[name(cell)] = one
-                write(kept, target)
+                keep({name(cell): one}, target)
                 left = (time.monotonic() - began) / number * (len(chosen) - number)
                 holds = "; ".join(one["wrong"]) or "holds"
                 print(

@@ -128,8 +128,8 @@ BY_HAND = [
     ),
     ("quorum", "len(silence) - self.size", "0"),
     ("quorum", "STARTING * self.patience", "self.patience"),
-    ("quorum", "            self.said = False\n", ""),
-    ("quorum", "        self.said = True\n", ""),
+    ("quorum", "            self.due = 0.0\n", ""),
+    ("quorum", "            self.due = now + SAY\n", ""),
     # The clocks: how far ahead, who counts, and who is woken.
     (
         "clocks",

@@ -104,7 +104,8 @@ WAYS = {
         scheme='case " $* ${LAUNCHER:+started} " in\n'
         '    *" --check "* | *" --help "*) exec @python@ "$@" ;;\n'
         '    *" started "*) exit 0 ;;\n'
-        '  esac; exec @python@ "$@" --check',
+        # As the launcher's own: without the model, which takes TensorFlow seconds.
+        '  esac; LAUNCHER=$PPID exec @python@ "$@" --check',
         pytest='for a; do [[ $a != tests/* ]] || [ -f "$a" ] || exit 4; done; exit',
         curve="exec @python@ -c 'import sys; compile(open(sys.argv[1]).read(), "
         '"", "exec")\' "$1"',
@@ -128,7 +129,7 @@ WAYS = {
 # Of Horovod's own environment, which a copy has not.
 HOROVOD = {
     "check": {
-        "python": 'exec @python@ "$@" --check',
+        "python": 'LAUNCHER=$PPID exec @python@ "$@" --check',
         "horovodrun": '[ "$1 $3" = "-np --gloo" ] || exit 2; shift 3; exec "$@"',
     },
     "run": {

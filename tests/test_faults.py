@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import importlib.util
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import faults
@@ -29,7 +32,7 @@ import registry
 import soak
 import walls
 from harness import tf
-from launch import ByHand, copy_of, result, run_sh
+from launch import ByHand, WorkersByHand, copy_of, result, run_sh
 from test_run import ENDLESS, saved_step, wait_until
 
 sys.path.insert(0, str(launch.REPO / "benchmarks"))
@@ -244,13 +247,33 @@ def test_nobody_answers(tmp_path):
     flags = ["--patience", "0.7", "--logdir", str(tmp_path / "logdir")]
     with ByHand(copy, *flags) as run:
         late = run.start("worker", 1)
+        hosts = run.ps
         run.ps = ["no-such-host.invalid:2222"]
         lost = run.start("worker", 0)
         assert late.wait(60) == 138, late.output
         assert lost.wait(60) == 138, lost.output
+        # It has been there a short while ago: then the others are there, or have left.
+        run.ps = hosts
+        again = run.start("worker", 1)
+        assert again.wait(60) == 138, again.output
+    one_sentence(again, "no answer in 1 s from ps 0: nothing answers at localhost:")
     one_sentence(late, "no answer in 7 s from ps 0: nothing answers at localhost:")
     one_sentence(lost, "nobody knows the name in no-such-host.invalid:2222")
     assert sum("still waiting" in line for line in late.lines) == 1
+
+
+@pytest.mark.parametrize("folder", ["HogWild", "Ring-All-Reduce"])
+def test_who_comes_after_the_end(folder, tmp_path):
+    """A worker, a peer: LOGDIR has the result, and it ends well."""
+    copy, logdir = copy_of(folder, tmp_path), tmp_path / "logdir"
+    with run_sh(copy, "--steps", "40", LOGDIR=str(logdir)) as run:
+        assert run.wait() == 0, run.output
+    peers = folder == "Ring-All-Reduce"
+    flags = "--steps", "40", "--logdir", str(logdir)
+    with (WorkersByHand if peers else ByHand)(copy, *flags) as run:
+        late = run.start(1) if peers else run.start("worker", 1)
+        assert late.wait(60) == 0, late.output
+    one_sentence(late, f"the run is over: {logdir} is at global step 40")
 
 
 @pytest.mark.parametrize(
@@ -529,6 +552,26 @@ def test_a_wall_is_named_with_both_of_its_ends(case, tmp_path):
 
 
 # --- A selection of the matrix, and of the soak -------------------------------
+
+
+def test_two_matrices_keep_what_the_other_has_found(tmp_path):
+    """They run at once, and each writes after each of its cells."""
+    one, other = faults.quick()[:2]
+    said = dict(wrong=[], status=0, seconds=1, date="2026-11-24")
+
+    def matrix(cell):
+        for _ in range(20):
+            faults.keep({faults.name(cell): said}, tmp_path)
+
+    threads = [threading.Thread(target=matrix, args=[cell]) for cell in (one, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = json.loads((tmp_path / "faults.json").read_text())
+    assert kept == {faults.name(one): said, faults.name(other): said}
+    assert {p.name for p in tmp_path.iterdir()} == {"faults.json", "faults.md"}
+
 
 MATRIX = faults.quick()[: launch.thorough(1, 4)]
 

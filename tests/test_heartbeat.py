@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pathlib
 import socket
 import threading
 import types
@@ -11,7 +14,16 @@ import numpy as np
 import pytest
 
 launch.reference()
-from cluster import heartbeat, neighbours, peers, ports  # noqa: E402
+from cluster import (  # noqa: E402  # noqa: E402
+    heartbeat,
+    neighbours,
+    patience,
+    peers,
+    ports,
+    rendezvous,
+    report,
+    task,
+)
 
 pytestmark = pytest.mark.quick
 ONE = (("worker", 0), ("worker", 1), "b:2222")
@@ -28,11 +40,15 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(heartbeat, "time", clock)
+    for module in (heartbeat, patience, rendezvous):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -199,3 +215,158 @@ def test_a_ring_tells_a_lost_worker_from_one_behind_a_wall(
     one.complete, one.lost = False, pytest.fail
     one.look(Session(reason=b"", chief=0, silence=np.array(silence), owners=owners))
     assert found[1:] == [set()]
+
+
+# --- Waiting ----------------------------------------------------------------------
+
+
+class Ended(Exception):
+    """The program would have ended."""
+
+
+def end_now(sentence: str, status: int = 138) -> None:
+    raise Ended(sentence, status)
+
+
+@pytest.fixture
+def logdir(monkeypatch, tmp_path) -> pathlib.Path:
+    """A LOGDIR; whoever ends the program raises Ended here."""
+
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    for module in (heartbeat, patience):
+        monkeypatch.setattr(module, "end_now", end_now)
+    monkeypatch.setattr(patience.os, "_exit", end)
+    return tmp_path
+
+
+def flags_of(logdir: pathlib.Path, **more: object) -> types.SimpleNamespace:
+    """Returns the flags of worker 1, whose run takes 100 steps."""
+    flags = dict(job_name="worker", task_index=1, patience=60.0, steps=100)
+    flags.update(worker_hosts=HOSTS, ps_hosts=["p:1"], logdir=str(logdir))
+    return types.SimpleNamespace(**{**flags, **more})
+
+
+def finish(logdir: pathlib.Path, steps: int, checkpoint: bool = True) -> None:
+    """Leaves what a run of so many steps leaves."""
+    about = {"global_steps": steps, "flags": {"steps": steps}}
+    (logdir / "result.json").write_text(json.dumps(about))
+    if checkpoint:
+        (logdir / "checkpoint").touch()
+
+
+def test_whoever_waits_says_so_again_and_how_long_it_will(clock, logdir, capsys):
+    with pytest.raises(Ended) as end:
+        patience.wait(lambda: False, lambda: "ps 0", 32, args=flags_of(logdir))
+    assert end.value.args == ("no answer in 32 s from ps 0", 138)
+    said = [f"still waiting for ps 0; {left} s left" for left in (27, 17, 7)]
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_who_does_not_wait_for_long_says_nothing(clock, logdir, capsys) -> None:
+    until = clock.now + 4.9
+    patience.wait(lambda: clock.now > until, lambda: "ps 0", 60, args=flags_of(logdir))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("steps", [100, None])
+def test_who_comes_when_the_run_is_over_is_told(steps, clock, logdir, capsys) -> None:
+    """`steps` of the task; a program may not know them on a ps."""
+    finish(logdir, 100)
+    args = flags_of(logdir, steps=steps)
+    with pytest.raises(Ended) as end:
+        patience.wait(lambda: False, lambda: "ps 0", 60, args=args)
+    assert end.value.args == (0,) and clock.now < 106
+    said = capsys.readouterr().out
+    assert said == f"the run is over: {logdir} is at global step 100\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "checkpoint", "over"),
+    [(100, True, 100), (120, True, 120), (99, True, None), (100, False, None)],
+)
+def test_which_run_is_over(steps, checkpoint, over, logdir) -> None:
+    """One with all updates; not one whose checkpoint somebody has taken away."""
+    args = flags_of(logdir)
+    assert report.step_if_over(args) is None
+    finish(logdir, steps, checkpoint)
+    assert report.step_if_over(args) == over
+    (logdir / "result.json").write_text("{")
+    assert report.step_if_over(args) is None
+
+
+@pytest.mark.parametrize(
+    ("who", "again", "seconds"),
+    [
+        ({}, False, 600),
+        ({}, True, 60),
+        ({"task_index": 0}, True, 600),
+        ({"job_name": "ps", "task_index": 1}, True, 600),
+    ],
+)
+def test_how_long_the_others_may_take(who, again, seconds, logdir, monkeypatch) -> None:
+    """A worker that is started again finds them, or they have left."""
+    monkeypatch.setattr(patience, "is_started_again", lambda: again)
+    assert patience.starting(flags_of(logdir, **who)) == seconds
+
+
+@pytest.mark.parametrize(("age", "again"), [(None, False), (60, True), (3600, False)])
+def test_who_is_started_again(age, again, tmp_path, monkeypatch) -> None:
+    """A task with a young log; an old one is of a run that somebody resumes."""
+    monkeypatch.setattr(task, "_started_again", [])
+    monkeypatch.setattr(task, "_redirect", lambda log: log.close())
+    log = tmp_path / "worker-1.log"
+    if age is not None:
+        log.touch()
+        written = task.time.time() - age
+        os.utime(log, (written, written))
+    task._log_to(str(tmp_path), "worker-1")
+    assert task.is_started_again() == again and log.exists()
+
+
+def test_a_ps_says_that_no_chief_comes(clock, logdir, capsys) -> None:
+    """Not in a start that takes as long as usual; then every 30 s."""
+    watch = heartbeat.ChiefWatch(flags_of(logdir, job_name="ps", task_index=0))
+
+    def silent(seconds: int) -> list[str]:
+        for _ in range(seconds):
+            clock.now += 1
+            watch.note(False)
+        return capsys.readouterr().out.splitlines()
+
+    said = f"still waiting for the chief, worker 0 at {HOSTS[0]}; "
+    assert silent(30) == []
+    assert silent(40) == [f"{said}569 s left", f"{said}538 s left"]
+    watch.note(True)
+    assert silent(30) == [] and silent(1) == [f"{said}34 s left"]
+    with pytest.raises(Ended) as end:
+        silent(60)
+    assert end.value.args[0].startswith("no answer in 65 s from the chief, worker 0")
+    assert capsys.readouterr().out == f"{said}3 s left\n"
+
+
+def test_a_ps_that_comes_when_the_run_is_over_is_told(clock, logdir, capsys) -> None:
+    watch = heartbeat.ChiefWatch(flags_of(logdir, job_name="ps", task_index=0))
+    finish(logdir, 100)
+    clock.now += 31
+    with pytest.raises(Ended) as end:
+        watch.note(False)
+    assert end.value.args == (0,)
+    assert "the run is over: " in capsys.readouterr().out
+
+
+def test_a_worker_that_never_joined_is_not_called_gone(clock, capsys) -> None:
+    """It was refused, or not started: the chief does not say that it has lost it."""
+    chief = rendezvous.Rendezvous.__new__(rendezvous.Rendezvous)
+    chief.reports = "losses", "silence", "owners"
+    session = Session(
+        losses=np.array([0.5, np.nan, np.nan]),
+        silence=np.array([0.0, 99.0, 99.0]),
+        owners=np.array([b"a 1", b"", b"c 3"]),
+    )
+    assert chief.collect(session) == {0: 0.5, 1: None, 2: None}
+    assert capsys.readouterr().out.splitlines() == [
+        "worker 1 has not joined: the run ends without it",
+        "worker 2 is gone: the run ends without it",
+    ]

@@ -486,10 +486,14 @@ def check_data(problem, name, words, capsys, workers=1):
     with pytest.raises(ValueError) as error:
         problem.load(name, workers)
     assert all(word in str(error.value) for word in words), error.value
-    with pytest.raises(SystemExit) as end:
-        task.data(problem, args)
-    said = capsys.readouterr().err
-    check(end.value.code, said, [f"--data {name}: ", *words])
+    for given in ["x.py", f"--data={name}"], ["x.py", "--data", name], ["x.py"]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", given)
+            with pytest.raises(SystemExit) as end:
+                task.data(problem, args)
+        said = capsys.readouterr().err
+        what = f"--data {name}: " if given[1:] else f"--data {name} (the default): "
+        check(end.value.code, said, [what, *words])
 
 
 @pytest.mark.parametrize("changes, words", BAD_DATA, ids=lambda v: str(v)[:30])
@@ -574,11 +578,11 @@ def test_without_scikit_learn(tmp_path, capsys, problem, monkeypatch):
     logdir = f"--logdir={tmp_path / 'logdir'}"
     for more in ([], ["--check"]):
         status, text = hand("Non-Distributed-Setup", [logdir, *more], **env)
-        check(status, text, ["--data digits: ", *words])
+        check(status, text, ["--data digits (the default): ", *words])
     assert hand("HogWild", [*flags({}), logdir, "--check"])[0] == 0
     copy = launch.copy_of("HogWild", tmp_path)
     with launch.run_sh(copy, logdir, **env) as run:
-        check(run.wait(60), run.output, ["--data digits: ", *words])
+        check(run.wait(60), run.output, ["--data digits (the default): ", *words])
 
 
 def test_mnist_without_network_says_what_to_do(tmp_path):

@@ -87,12 +87,13 @@ def test_some_are_there(least, those, membership, monkeypatch) -> None:
 def test_too_few(membership, monkeypatch) -> None:
     left = []
     monkeypatch.setattr(membership, "STARTING", 1)
+    patience = importlib.import_module("cluster.patience")
 
     def end_now(sentence, status=138):
         left.append((sentence, status))
         raise SystemExit(status)
 
-    monkeypatch.setattr(membership.heartbeat, "end_now", end_now)
+    monkeypatch.setattr(patience, "end_now", end_now)
     call = Call(membership, flags_of(4, 3)[0])
     assert call.there() is None
     assert left == [("no answer in 3 s from 2 more of 4 workers", 138)]

@@ -337,6 +337,18 @@ def test_the_curves_have_a_command_that_can_be_typed(tmp_path, monkeypatch):
     assert report.show_curves("/l") == "../bin/tensorboard --logdir /l"
 
 
+def test_no_two_runs_share_a_file_of_events(monkeypatch, tmp_path):
+    """Not in one LOGDIR at one time, from containers of one name and process 1."""
+    clock = Clock(monkeypatch, tmp_path)
+    monkeypatch.setattr(report.socket, "gethostname", lambda: "trainer")
+    monkeypatch.setattr(report.os, "getpid", lambda: 1)
+    for _ in range(2):
+        report.Curves(str(tmp_path)).add(1, {"loss": 1.0})
+    names = [path.name for path in tmp_path.iterdir()]
+    head = f"events.out.tfevents.{clock.now:.0f}.trainer.1."
+    assert len(names) == 2 and all(name.startswith(head) for name in names)
+
+
 NO_MOUNTS = launch.without(faults.OWN_MOUNTS)
 
 

@@ -567,13 +567,16 @@ def test_who_waits_for_a_worker_that_is_gone_says_so(replicas, capsys):
         verdict.__self__.began -= 1000
         assert said(0) == ("", "")
         assert said(9) == ("", "")
-        for quiet, reason, line in [
-            (20, "", f"still waiting for worker 0: {needed}\n"),
-            (40, "", ""),
-            (70, f"no heartbeat in 70 s from worker 0: {needed}", ""),
-            (0, "", ""),
-            (20, "", f"still waiting for worker 0: {needed}\n"),
+        waits = f"still waiting for worker 0: {needed}"
+        for quiet, later, reason, line in [
+            (20, 0, "", f"{waits}; 40 s left\n"),
+            (40, 0, "", ""),
+            (40, 10, "", f"{waits}; 20 s left\n"),  # said again every 10 s
+            (70, 10, f"no heartbeat in 70 s from worker 0: {needed}", ""),
+            (0, 0, "", ""),
+            (20, 0, "", f"{waits}; 40 s left\n"),
         ]:
+            verdict.__self__.due -= later
             assert said(quiet) == ((reason, line) if replicas == 2 else ("", ""))
         if replicas == 1:
             return

@@ -343,7 +343,7 @@ def check_code(
         package, _, part = wanted.partition(".")
         allowed = package in PACKAGES
         if package == "cluster":
-            allowed = part.isidentifier()
+            allowed = part.isidentifier() or module and not part
         if name == "problem.py":
             # It is the user's to replace, and knows nothing else of this project.
             allowed = package in PACKAGES or wanted == "cluster.tensorflow_v1"

@@ -7,6 +7,7 @@
 138  it failed, and another start may help (Kubernetes' policy ExitCode agrees)
 """
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -15,15 +16,19 @@ import sys
 import threading
 import time
 import traceback
+import types
 
-from cluster import addresses
+import cluster
+from cluster import addresses, errors
 from cluster import tensorflow_v1 as tf
 
 AGAIN = 138
 LAUNCHER = "LAUNCHER"  # the process of launch.py, in the environment
 LAST = 5  # seconds that a task which is told to end may take for what is left to do
+SLOW = 5  # seconds in which TensorFlow is usually loaded
+RECENT = 600  # seconds: a task with a younger log is started again, in the same run
 
-_last_acts = []
+_last_acts, _started_again = [], []
 
 
 class Failure(Exception):
@@ -58,8 +63,8 @@ def run(main):
         if not logging.getLogger().handlers:
             raise  # there is no log yet, see `begin`
         logging.getLogger().error(traceback.format_exc())
-        lines = str(error).splitlines() or ["no reason given"]
-        fail(f"{type(error).__name__}: {lines[0]}", AGAIN)
+        sentence, status = errors.explain(error)
+        fail(sentence, AGAIN if errors.is_of_others(error) else status)
 
 
 # --- Begin ------------------------------------------------------------------------
@@ -68,9 +73,33 @@ def run(main):
 def begin(args, problem):
     """Begins a task: its log in LOGDIR, its signals, the import of TensorFlow.
 
-    With --check it ends the program instead, once flags and data are found good.
+    With --check it begins nothing: the script builds its graph, and `Training` ends the
+    program. The launcher's own --check is over here, when the data is found good.
     """
-    if args.address and not args.check:
+    launched = os.environ.get(LAUNCHER) == str(os.getppid())
+    if args.check and launched:
+        _load(problem, args)
+        raise SystemExit(0)
+    if args.check:
+        with open(os.devnull, "a") as log:
+            _redirect(log)
+    else:
+        _begin(args, launched)
+    try:
+        with _said_if_slow():
+            tf.logging.set_verbosity(tf.logging.INFO)
+    except ImportError as error:
+        fail(
+            f"{sys.executable} has no TensorFlow that can be imported ({error}): "
+            f"{cluster.INSTALL}, or name another interpreter",
+            cluster.MISSING,
+        )
+    if args.check:  # the graph needs no server
+        tf.train.Server = lambda *_, **__: types.SimpleNamespace(target="")
+
+
+def _begin(args, launched):
+    if args.address:
         try:
             addresses.check_port(args.job_name, args.address)
         except ValueError as error:
@@ -78,22 +107,33 @@ def begin(args, problem):
         # gRPC obeys http_proxy, also for the hosts of the cluster.
         hosts = {a.rpartition(":")[0] for a in args.ps_hosts + args.worker_hosts}
         os.environ["no_grpc_proxy"] = ",".join(sorted(hosts))
-    if args.check:
-        _load(problem, args)
-        raise SystemExit(0)
     _obey_signals()
-    if os.environ.get(LAUNCHER) == str(os.getppid()):
+    if launched:
         threading.Thread(target=_follow_launcher, daemon=True).start()
     _log_to(args.logdir, name(args))
+
+
+@contextlib.contextmanager
+def _said_if_slow():
+    """Says after SLOW seconds, and again, that TensorFlow is still being loaded."""
+    began, loaded = time.monotonic(), threading.Event()
+
+    def say():
+        while not loaded.wait(SLOW):
+            waited = time.monotonic() - began
+            print(f"still loading TensorFlow, for {waited:.0f} s now", flush=True)
+
+    threading.Thread(target=say, daemon=True).start()
     try:
-        tf.logging.set_verbosity(tf.logging.INFO)
-    except ImportError as error:
-        fail(
-            f"{sys.executable} has no TensorFlow that can be imported ({error}): "
-            'pip install "tensorflow==2.21.*" numpy scikit-learn, or name another '
-            "interpreter",
-            3,
-        )
+        yield
+    finally:
+        loaded.set()
+
+
+def end_check():
+    """Ends the program: with --check all that there was to look at is good."""
+    print("--check: flags, data and model are good", flush=True)
+    raise SystemExit(0)
 
 
 def data(problem, args):
@@ -106,12 +146,19 @@ def _load(problem, args):
     try:
         return problem.load(args.data, len(args.worker_hosts))
     except ValueError as error:
-        fail(f"{getattr(problem, 'FLAG', '--data')} {args.data}: {error}")
+        flag = getattr(problem, "FLAG", "--data")
+        given = any(word.split("=", 1)[-1] == args.data for word in sys.argv)
+        fail(f"{flag} {args.data}{'' if given else ' (the default)'}: {error}")
 
 
 def name(args):
     """Returns the name of a task's log."""
     return f"{args.job_name}-{args.task_index}"
+
+
+def is_started_again():
+    """Says whether this task was in this LOGDIR a short while ago."""
+    return bool(_started_again)
 
 
 def before_the_end(act):
@@ -157,12 +204,19 @@ def _log_to(logdir, name):
     """Sends what TensorFlow and Python's logging say to LOGDIR/`name`.log."""
     try:
         os.makedirs(logdir, exist_ok=True)
-        log = open(os.path.join(logdir, f"{name}.log"), "a")
+        path = os.path.join(logdir, f"{name}.log")
+        if os.path.exists(path) and time.time() - os.path.getmtime(path) < RECENT:
+            _started_again.append(path)
+        log = open(path, "a")
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         fail(f"--logdir {logdir}: another run's {name} is writing there")
     except OSError as error:
         fail(f"--logdir {logdir}: {error.strerror}")
+    _redirect(log)
+
+
+def _redirect(log):
     # TensorFlow's C++ writes to descriptor 2, whatever sys.stderr is. So descriptor 2
     # becomes the log, and sys.stderr a copy of what it was, the screen.
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)

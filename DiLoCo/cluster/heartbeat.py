@@ -12,34 +12,23 @@ import time
 
 from cluster import addresses, incarnation, ports
 from cluster import tensorflow_v1 as tf
+from cluster.patience import ANSWER, STARTING, end_if_over
 from cluster.task import end_now
 
 EVERY = 2  # seconds between two heartbeats
 GONE = 10  # seconds without a heartbeat after which nobody waits for a worker
-ANSWER = 5  # seconds that an answer may take
-STARTING = 10  # times --patience: how long the other tasks may take to start
+UNSEEN = 30  # the same of a ps that has not reached the chief
 LOOK = 0.5  # seconds between two looks of a ps whether the run is over
 
 
-def wait(test, what, patience, every=0.1):
-    """Returns once `test()` holds; after 5 s says `what()` it waits for.
-
-    After `patience` seconds it ends the program with status 138.
-    """
-    began, said = time.monotonic(), False
-    while not test():
-        waited = time.monotonic() - began
-        if waited > ANSWER and not said:
-            print(f"still waiting for {what()}", flush=True)
-            said = True
-        if waited > patience:
-            end_now(f"no answer in {patience:.0f} s from {what()}")
-        time.sleep(every)
+def chief(args):
+    """Returns the chief and its address, for a sentence."""
+    return f"the chief, worker 0 at {args.worker_hosts[0]}"
 
 
 def lost_chief(seconds, args):
     """Returns why a run does not go on whose chief has been silent for so long."""
-    where = f"the chief, worker 0 at {args.worker_hosts[0]}"
+    where = chief(args)
     return f"no answer in {seconds:.0f} s from {where}: without it nothing is saved"
 
 
@@ -179,6 +168,29 @@ def over(task):
         return tf.FIFOQueue(-1, tf.bool, [[]], shared_name="over")
 
 
+class ChiefWatch:
+    """ps: says when it has long not reached the chief, and does not wait for ever."""
+
+    def __init__(self, args):
+        self.args, self.limit = args, STARTING * args.patience
+        self.reached = self.said = time.monotonic()
+
+    def note(self, there):
+        """Notes whether the chief's port answers now."""
+        now = time.monotonic()
+        if there:
+            # The workers end first: else they would say a ps is gone.
+            self.limit = self.args.patience + ANSWER
+            self.reached = self.said = now
+        elif now - self.reached > self.limit:
+            end_now(lost_chief(self.limit, self.args))
+        elif now - self.said > UNSEEN:
+            end_if_over(self.args)
+            said, left = f"still waiting for {chief(self.args)}", self.limit - now
+            print(f"{said}; {left + self.reached:.0f} s left", flush=True)
+            self.said = now
+
+
 def serve(server, args):
     """ps: returns when the chief says that the run is over; `server.join()` never does.
 
@@ -197,7 +209,7 @@ def serve(server, args):
         session.run(unreachable.initializer)
 
         def try_ports():
-            limit, reached, pause = STARTING * args.patience, time.monotonic(), 0.2
+            watch, pause = ChiefWatch(args), 0.2
             # Until the session is closed.
             with contextlib.suppress(RuntimeError, tf.errors.OpError):
                 while True:
@@ -205,12 +217,9 @@ def serve(server, args):
                     missed = ports.unreachable(everybody.values())
                     flags = [address in missed for address in everybody.values()]
                     session.run(note, {found: flags})
-                    if args.worker_hosts[0] not in missed:
-                        # The workers end first: else they would say a ps is gone.
-                        limit, reached = args.patience + ANSWER, time.monotonic()
-                        pause = EVERY
-                    elif time.monotonic() - reached > limit:
-                        end_now(lost_chief(limit, args))
+                    there = args.worker_hosts[0] not in missed
+                    pause = EVERY if there else pause
+                    watch.note(there)
 
         threading.Thread(target=try_ports, daemon=True).start()
         ports.Names(everybody.values(), EVERY).start()

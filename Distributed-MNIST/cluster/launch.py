@@ -118,17 +118,17 @@ class Launcher:
             write(f"{line}\n".encode())
 
     def check(self):
-        """Checks flags and data, in a process of its own, before anything starts.
-
-        Reading the data takes seconds on some machines: what comes is said before.
-        """
-        then = "" if "--check" in self.arguments else f", then starts {self.what()}"
+        """Checks flags and data, in a process of its own, before anything starts."""
+        # Without the model, so that nobody waits for TensorFlow, unless a user asks.
+        asked = "--check" in self.arguments
+        then = "" if asked else f", then starts {self.what()}"
         say(f"checks the flags and the data{then}")
         hosts = [f"localhost:{1 + i}" for i in range(len(self.tasks))]
         _, *command = self.command(self.tasks[self.ps], hosts)
         command += ["--logdir", self.logdir, *self.arguments, "--check"]
-        status = run_in_a_copy(command)
-        if status:
+        own = {} if asked else {LAUNCHER: f"{os.getpid()}"}
+        status = run_in_a_copy(command, own)
+        if status or asked:
             raise End(status, None)
 
     # --- The run --------------------------------------------------------------

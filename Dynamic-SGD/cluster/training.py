@@ -46,6 +46,8 @@ class Training:
         self.complained = False
 
     def __enter__(self):
+        if self.args.check:
+            task.end_check()
         if self.chief:
             report.print_placement()
             task.before_the_end(self._save_before_the_end)

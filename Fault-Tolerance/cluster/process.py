@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 
+import cluster
+
 ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
@@ -65,7 +67,7 @@ class Task:
         return ""
 
 
-def run_in_a_copy(arguments):
+def run_in_a_copy(arguments, environment=None):
     """Runs a script, the first argument, in a copy of this process.
 
     So no Python has to start. Returns the exit status as a shell has it.
@@ -74,13 +76,14 @@ def run_in_a_copy(arguments):
     if not pid:
         for name in ENDING:
             signal.signal(name, signal.SIG_DFL)
+        os.environ.update(environment or {})
         sys.argv, status = arguments, 1
         try:
             runpy.run_path(arguments[0], run_name="__main__")
         except SystemExit as end:
             status = end.code
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
+        except Exception as error:
+            status = cluster.end(error)
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(status or 0)

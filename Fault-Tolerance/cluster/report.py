@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import shutil
 import socket
@@ -161,10 +162,28 @@ class Report:
             return False
 
 
+def step_if_over(args):
+    """Returns the global step at which the run in LOGDIR has ended, None if it has not.
+
+    It has if its result has all updates, and the checkpoint is there that they are in.
+    """
+    result = _read(os.path.join(args.logdir, "result.json"))
+    if not (result and os.path.exists(os.path.join(args.logdir, "checkpoint"))):
+        return None
+    # A program may find out in the worker how many steps there are to be.
+    steps = args.steps or result["flags"]["steps"]
+    return result["global_steps"] if result["global_steps"] >= steps else None
+
+
 def _step_of(path):
     """Returns the global step of a result.json, None if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError), open(path) as file:
-        return json.load(file)["global_steps"]
+    return (_read(path) or {}).get("global_steps")
+
+
+def _read(path):
+    """Returns what a result.json says, None if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
+        return json.load(file)
 
 
 def short(path):
@@ -209,8 +228,9 @@ class Curves:
             self.writer = None
 
     def _open(self):
-        # As TensorFlow names them, but a second file of this second has another name.
-        names = f"{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        # As TensorFlow names them, and no two of them alike, whoever else writes here.
+        unique = f"{os.getpid()}.{secrets.token_hex(4)}"
+        names = f"{time.time():.0f}.{socket.gethostname()}.{unique}"
         path = os.path.join(self.logdir, f"events.out.tfevents.{names}")
         self.writer = tf.python_io.TFRecordWriter(path)
         self._write(file_version="brain.Event:2")

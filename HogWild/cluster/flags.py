@@ -112,7 +112,7 @@ def parser(scheme, doc, data=DATA):
         help="seconds between checkpoints",
     )
     add("--patience", type=positive, default=60, help="seconds to wait for an answer")
-    add("--check", action="store_true", help="check flags and data, start nothing")
+    add("--check", action="store_true", help="check flags, data and model, and end")
     # A line every tenth of the way, and when 1, 2, 4, 8, 10 s had none.
     new.set_defaults(scheme=scheme, lines=10)
     return new
@@ -183,6 +183,9 @@ def parse(parser, argv=None):
             args.ps_hosts, args.worker_hosts = [], ["this process"]
     except ValueError as error:
         fail(str(error))
+    builds = args.job_name == "worker" and addresses.clients(args) > 1
+    if args.check and not builds:  # a task that has no graph looks at the chief's
+        args.job_name, args.task_index = "worker", 0
     args.logdir = os.path.abspath(args.logdir or _default_logdir(args, parser.jobs))
     if not args.logdir.isprintable():
         fail(f"--logdir {args.logdir!r} has a character that cannot be printed")

@@ -21,8 +21,8 @@ import time
 
 from cluster import flags, heartbeat, peers, task
 from cluster import tensorflow_v1 as tf
-from cluster.heartbeat import ANSWER, STARTING
 from cluster.incarnation import temporary
+from cluster.patience import ANSWER, STARTING, starting, wait
 from cluster.task import end_now
 
 HELLO = b"who is there?\n"  # says a chief that listens; a server says something else
@@ -45,10 +45,10 @@ def add_flag(parser):
 def gather(args):
     """Makes args.worker_hosts the members, and args.task_index this worker's rank.
 
-    Does nothing without --min_workers. Ends the program if too few come in ten times
-    --patience.
+    Does nothing without --min_workers, or with --check. Ends the program if too few
+    come in ten times --patience.
     """
-    if not args.min_workers:
+    if not args.min_workers or args.check:
         return
     members = (announce if args.task_index else welcome)(args)
     if len(members) < len(args.worker_hosts):
@@ -89,7 +89,7 @@ def welcome(args):
         def who():
             return f"{max(1, least - 1 - len(lines))} more of {count} workers"
 
-        heartbeat.wait(complete, who, STARTING * args.patience, every=0)
+        wait(complete, who, STARTING * args.patience, every=0)
         members = [0, *sorted(lines)]
         for line in lines.values():
             with contextlib.suppress(OSError):
@@ -128,8 +128,8 @@ def announce(args):
             _request(chief)
         return False
 
-    where = f"the chief, worker 0 at {chief}"
-    heartbeat.wait(told, lambda: where, STARTING * args.patience, every=1)
+    where = heartbeat.chief(args)
+    wait(told, lambda: where, starting(args), every=1, args=args)
     return members
 
 

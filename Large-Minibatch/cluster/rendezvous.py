@@ -20,6 +20,7 @@ from cluster import addresses, heartbeat, ports
 from cluster import tensorflow_v1 as tf
 from cluster.heartbeat import GONE
 from cluster.incarnation import Incarnation, difference, fingerprint
+from cluster.patience import ANSWER, wait
 from cluster.stats import Stats
 from cluster.task import fail
 
@@ -35,7 +36,7 @@ class Rendezvous:
         `thread` is the class of the thread that sends the heartbeats.
         """
         self.args, self.target, self.me = args, target, args.task_index
-        self.config = tf.ConfigProto(operation_timeout_in_ms=1000 * heartbeat.ANSWER)
+        self.config = tf.ConfigProto(operation_timeout_in_ms=1000 * ANSWER)
         self.config.MergeFrom(config)
         self.fingerprint = fingerprint(args, elements)
         self.host, self.process = socket.gethostname(), os.getpid()
@@ -50,7 +51,7 @@ class Rendezvous:
             self.reason, self.away = state.reason.value(), away
             with tf.device(state.device):
                 self.saved = state.saved.value(), state.has_joined()
-                self.reports = state.reports.value(), state.silence()
+                self.reports = state.reports.value(), state.silence(), owners
                 self.joined = state.joined.value()
 
     def session(self):
@@ -83,8 +84,11 @@ class Rendezvous:
         """Returns the name of this process among all that ever were this worker."""
         return f"{self.host} {self.process}"
 
-    def wait_for_ps(self, patience):
-        """Returns when every task that serves accepts connections."""
+    def wait_for_ps(self, patience, args=None):
+        """Returns when every task that serves accepts connections.
+
+        `args` are as in `wait`.
+        """
 
         def silent():
             return [t for t, host in self.serving.items() if not ports.answers(host)]
@@ -96,12 +100,12 @@ class Rendezvous:
                 return f"{job} {index}: nobody knows the name in {host}"
             return f"{job} {index}: nothing answers at {host}"
 
-        heartbeat.wait(lambda: not silent(), what, patience)
+        wait(lambda: not silent(), what, patience, args=args)
 
     def wait_for_chief(self, patience):
         """Returns when the chief has initialised or restored all, on every ps."""
-        chief = f"the chief, worker 0 at {self.args.worker_hosts[0]}"
-        heartbeat.wait(self.is_open, lambda: chief, patience)
+        chief = heartbeat.chief(self.args)
+        wait(self.is_open, lambda: chief, patience, args=self.args)
 
     def is_open(self):
         """Says whether an incarnation is open."""
@@ -137,19 +141,21 @@ class Rendezvous:
         self.tell(session, self.state.reports, loss, self.me)
 
     def collect(self, session, check=lambda: None):
-        """Chief: returns {worker: its mean loss}, None for a worker that is gone.
+        """Chief: returns {worker: its mean loss}, None for a worker that is not there.
 
         It calls `check()` all the while, which may raise an error if a ps was lost.
         """
         began, gone = time.monotonic(), set()
         while True:
             check()
-            losses, silence = session.run(self.reports)
+            losses, silence, owners = session.run(self.reports)
             waited = time.monotonic() - began
             missing = set(np.flatnonzero(np.isnan(losses)).tolist()) - gone
             for worker in sorted(missing):
                 if min(silence[worker], waited) > GONE:
-                    print(f"worker {worker} is gone: the run ends without it")
+                    # One that was refused, or not started, has never been there.
+                    what = "is gone" if owners[worker] else "has not joined"
+                    print(f"worker {worker} {what}: the run ends without it")
                     gone.add(worker)
             if not missing - gone:
                 break

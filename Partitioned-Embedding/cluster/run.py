@@ -13,7 +13,7 @@ import time
 
 from cluster import heartbeat
 from cluster import tensorflow_v1 as tf
-from cluster.heartbeat import STARTING
+from cluster.patience import starting
 from cluster.rendezvous import Rendezvous
 from cluster.task import Failure, end_now
 from cluster.training import Training
@@ -65,13 +65,15 @@ class Run(Training):
 
     def __enter__(self):
         super().__enter__()
-        self._wait(STARTING * self.args.patience)
+        self._wait(starting(self.args))
         self.rendezvous.compare()
         self.rendezvous.heartbeat.start()
         return self
 
     def _wait(self, patience):
-        self.rendezvous.wait_for_ps(patience)
+        # A chief that has lost a ps has to dismiss the others, also when all is saved.
+        stays = self.chief and self.session is not None
+        self.rendezvous.wait_for_ps(patience, None if stays else self.args)
         if not self.chief:
             self.rendezvous.wait_for_chief(patience)
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from cluster import heartbeat, ports, run
 from cluster import tensorflow_v1 as tf
-from cluster.heartbeat import EVERY, STARTING
+from cluster.heartbeat import EVERY
+from cluster.patience import STARTING, wait
 from cluster.ring import ConsistencyCheck
 from cluster.task import end_now
 
@@ -52,7 +53,7 @@ class Run(run.Run):
         super().__enter__()
         if not self.chief:
             again = f"{self.where(0)} to begin again, with this worker"
-            heartbeat.wait(self._is_free, lambda: again, STARTING * self.args.patience)
+            wait(self._is_free, lambda: again, STARTING * self.args.patience)
         return self
 
     def _is_free(self):
@@ -82,7 +83,7 @@ class Run(run.Run):
     def open_session(self):
         """Returns a session that has joined the run, with the weights of the chief."""
         session = super().open_session()
-        heartbeat.wait(
+        wait(
             lambda: not len(session.run(self.missing)),
             lambda: self.where([*session.run(self.missing), 0][0]),
             STARTING * self.args.patience,

@@ -1,0 +1,305 @@
+"""A mistake in the user's own files: one sentence that names it, and status 1 or 3.
+
+Also what --check finds of them before a run, in every family; and which errors are of
+others, so that another start may help.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pathlib
+import re
+import socket
+import sys
+import time
+import types
+
+import launch
+import pytest
+import registry
+from launch import copy_of, run_sh, run_task, tree
+
+tf = launch.load("HogWild").tf
+cluster = importlib.import_module("cluster")
+errors = importlib.import_module("cluster.errors")
+task = importlib.import_module("cluster.task")
+FAMILIES = {  # a folder of each, and its file that has the loss
+    "Non-Distributed-Setup": "problem.py",
+    "HogWild": "problem.py",
+    "Ring-All-Reduce": "problem.py",
+    "Gossip-SGD": "problem.py",
+    "In-Graph-Replication": "problem.py",
+    "Model-Parallelism": "problem.py",
+    "Partitioned-Embedding": "problem.py",
+    "Distributed-MNIST": "models.py",
+}
+# A loss that adds what does not fit.
+WRONG = """
+
+def wrong(*_):
+    return tf.zeros([3]) + tf.zeros([4])
+
+
+"""
+IN_PROBLEM = """_build = build
+
+
+def build(*arguments):
+    return _build(*arguments)._replace({field}=wrong)
+"""
+# Labels that the model has no outputs for; TensorFlow finds that out in a call.
+OUTSIDE = """
+
+_loss = loss
+
+
+def loss(vector, batch, shapes, training=False):
+    return _loss(vector, (batch[0], batch[1] + 100), shapes, training)
+"""
+
+
+def line_of(path: pathlib.Path, text: str) -> int:
+    """Returns the number of the line of a file that has a text."""
+    (found,) = (n for n, x in enumerate(path.read_text().split("\n"), 1) if text in x)
+    return found
+
+
+def spoiled(folder: str, where: pathlib.Path) -> tuple[pathlib.Path, str]:
+    """Returns a copy with a loss that does not fit, and what has to be said of it."""
+    copy, name = copy_of(folder, where), FAMILIES[folder]
+    path = copy / name
+    more = IN_PROBLEM if name == "problem.py" else "loss = wrong\n"
+    # The last stage of a pipeline has the cost of its layers' output.
+    field = "cost" if folder == "Model-Parallelism" else "loss"
+    path.write_text(path.read_text() + WRONG + more.format(field=field))
+    line = line_of(path, "tf.zeros([3]) + tf.zeros([4])")
+    script = registry.script_of(folder)
+    said = f"{script}: {name}, line {line}: ValueError: Dimensions must be equal, but "
+    return copy, f"{said}are 3 and 4"
+
+
+def one_sentence(run: launch.Launch, said: str) -> None:
+    """Asserts that a process said this, and nothing else but what takes its time."""
+    lines = [x for x in run.lines if "still loading" not in x]
+    assert len(lines) == 1 and said in lines[0], run.output
+
+
+# --- --check ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", FAMILIES)
+def test_check_builds_the_graph(folder: str, tmp_path: pathlib.Path) -> None:
+    """By run.sh: the model is good; then one is not, and nothing is left behind."""
+    copy = copy_of(folder, tmp_path)
+    before = tree(copy)
+    with run_sh(copy, "--check") as run:
+        assert run.wait() == 0, run.output
+        run.nothing_left()
+    one_sentence(run, "--check: flags, data and model are good")
+    assert tree(copy) == before and not (copy / "logdir").exists()
+    copy, said = spoiled(folder, tmp_path / "spoiled")
+    with run_sh(copy, "--check") as run:
+        assert run.wait() == 1, run.output
+    one_sentence(run, said)
+    assert not (copy / "logdir").exists()
+
+
+@pytest.mark.parametrize("job", ["ps", "worker"])
+def test_check_starts_no_server(job: str, tmp_path: pathlib.Path) -> None:
+    """The ports of the run are another program's, and the logdir is not made."""
+    copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "logdir"
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
+        hosts = [f"localhost:{server.getsockname()[1]}" for server in (one, other)]
+        flags = [f"--job_name={job}", "--task_index=0", f"--ps_hosts={hosts[0]}"]
+        flags += [f"--worker_hosts={hosts[1]}", f"--logdir={logdir}", "--check"]
+        with run_task(copy, *flags) as run:
+            assert run.wait() == 0, run.output
+    one_sentence(run, "--check: flags, data and model are good")
+    assert not logdir.exists()
+
+
+@pytest.mark.starts
+def test_the_launcher_s_own_check_needs_no_tensorflow(tmp_path: pathlib.Path) -> None:
+    """Nobody waits for it before a run, nor is told of it."""
+    # Read by every Python that starts: who imports TensorFlow says so.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.machinery as m, sys\n"
+        "find = m.PathFinder.find_spec\n"
+        "def said(name, *rest):\n"
+        "    if name == 'tensorflow': print('TENSORFLOW', flush=True)\n"
+        "    return find(name, *rest)\n"
+        "m.PathFinder.find_spec = said\n"
+    )
+    copy = copy_of("HogWild", tmp_path)
+    env = {"PYTHONPATH": str(tmp_path), "LOGDIR": str(tmp_path / "logdir")}
+    with run_sh(copy, "--steps", "20", **env) as run:
+        assert run.wait() == 0, run.output
+    found = [x for x in run.lines if "TENSORFLOW" in x]
+    assert found and all(x.startswith("[") for x in found), run.output
+    assert "--check" not in run.output
+
+
+# --- A run --------------------------------------------------------------------
+
+
+def test_an_error_in_building_the_graph(tmp_path: pathlib.Path) -> None:
+    """No server has to be waited for, and no manager may start it again."""
+    copy, said = spoiled("HogWild", tmp_path)
+    with run_sh(copy, MAX_RESTARTS="3") as run:
+        assert run.wait() == 1, run.output
+    assert sum(said in line for line in run.lines) in (1, 2), run.output
+    assert "restart" not in run.output and "Traceback" not in run.output
+    logs = [path.read_text() for path in copy.glob("logdir/*/worker-*.log")]
+    assert any("Traceback" in text for text in logs)
+
+
+def test_an_error_in_a_call(tmp_path: pathlib.Path) -> None:
+    """The place is where the operation was built that has failed."""
+    copy = copy_of("Non-Distributed-Setup", tmp_path)
+    path = copy / "problem.py"
+    path.write_text(path.read_text() + OUTSIDE)
+    with run_task(copy, f"--logdir={tmp_path / 'logdir'}") as run:
+        assert run.wait() == 1, run.output
+    assert "Traceback" not in run.output
+    said = r"non_distributed_setup\.py: problem\.py, line \d+: InvalidArgumentError: .*"
+    assert re.fullmatch(said + "label value.*", run.lines[-1]), run.output
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("error", "others"),
+    [
+        (ValueError("x"), False),
+        (TypeError("x"), False),
+        (KeyError("x"), False),
+        (MemoryError(), False),
+        (FileNotFoundError(2, "No such file"), False),
+        (ConnectionResetError(104, "x"), True),
+        (TimeoutError(), True),
+        (tf.errors.UnavailableError(None, None, "x"), True),
+        (tf.errors.AbortedError(None, None, "x"), True),
+        (tf.errors.DeadlineExceededError(None, None, "x"), True),
+        (tf.errors.CancelledError(None, None, "x"), True),
+        (tf.errors.FailedPreconditionError(None, None, "x"), True),
+        (tf.errors.UnknownError(None, None, "Could not start gRPC server"), True),
+        (tf.errors.InternalError(None, None, "x"), True),
+        (tf.errors.NotFoundError(None, None, "Resource a/over does not exist."), True),
+        (tf.errors.NotFoundError(None, None, "x.png; No such file"), False),
+        (tf.errors.InvalidArgumentError(None, None, "x"), False),
+        (tf.errors.OutOfRangeError(None, None, "x"), False),
+        (tf.errors.ResourceExhaustedError(None, None, "x"), False),
+        (tf.errors.DataLossError(None, None, "x"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_others_cause_may_be_over_at_another_start(
+    error: Exception, others: bool, monkeypatch, capsys
+) -> None:
+    def main() -> None:
+        raise error
+
+    logging.getLogger().addHandler(handler := logging.NullHandler())
+    try:
+        with pytest.raises(SystemExit) as end:
+            task.run(main)
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert end.value.code == (task.AGAIN if others else 1)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"{type(error).__name__}: " in said
+
+
+# --- Imports ------------------------------------------------------------------
+
+INCOMPLETE = "is not complete (No module named 'problem'): copy all of it"
+NO_NUMPY = "has no numpy that can be imported (No module named 'numpy'): pip install "
+# What is done to a folder, what has to be said of it, and the status.
+BROKEN = {
+    "a package": ("import no_such_thing\n", "problem.py, line 1: ", 3),
+    "a name": ("x = no_such_name\n", "problem.py, line 1: NameError: name 'no_such", 1),
+    "syntax": ("x = = 1\n", "problem.py, line 1: SyntaxError: invalid syntax", 1),
+    "no problem.py": (None, INCOMPLETE, 3),
+    "no rounds.py": ("cluster/rounds.py", "is not complete (", 3),
+    "no numpy": ("", NO_NUMPY, 3),
+}
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("folder", ["HogWild", "Non-Distributed-Setup"])
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_script_that_cannot_be_imported(
+    how: str, folder: str, tmp_path: pathlib.Path
+) -> None:
+    """By hand and by run.sh, with --check and without: one sentence, no traceback."""
+    copy, (change, said, status) = copy_of(folder, tmp_path), BROKEN[how]
+    path, env = copy / "problem.py", {}
+    if change is None:
+        path.unlink()
+    elif how == "no rounds.py":
+        (copy / change).unlink()
+    else:
+        path.write_text(change + path.read_text())
+    if how == "no numpy":
+        (tmp_path / "sitecustomize.py").write_text(
+            "import importlib.machinery as m\n"
+            "find = m.PathFinder.find_spec\n"
+            "m.PathFinder.find_spec = lambda name, *rest: (\n"
+            "    None if name.startswith('numpy') else find(name, *rest))\n"
+        )
+        env["PYTHONPATH"] = str(tmp_path)
+    if how == "a package":
+        said += f"{sys.executable} has no no_such_thing that can be imported"
+    for start in (run_task, run_sh):
+        for more in ([], ["--check"]):
+            with start(copy, *more, **env) as run:
+                assert run.wait(60) == status, run.output
+            one_sentence(run, said)
+            name = registry.script_of(folder)
+            assert run.lines[0].startswith(f"{name}: ")
+    assert not (copy / "logdir").exists()
+
+
+@pytest.mark.starts
+def test_a_launcher_that_cannot_be_imported(tmp_path: pathlib.Path) -> None:
+    copy = copy_of("HogWild", tmp_path)
+    (copy / "cluster" / "ports.py").unlink()
+    with run_sh(copy) as run:
+        assert run.wait(60) == 3, run.output
+    one_sentence(run, "launch.py: ")
+    assert f"{copy} is not complete (" in run.output
+
+
+@pytest.mark.quick
+def test_who_only_imports_the_package_keeps_their_tracebacks() -> None:
+    """Tests, tools and notebooks do: their main program is not of the folder."""
+    assert sys.excepthook is not cluster._hook
+
+
+# --- While TensorFlow is loaded -----------------------------------------------
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("seconds", [0.0, 0.25])
+def test_a_slow_import_is_said(seconds: float, monkeypatch, capsys) -> None:
+    """Again and again, until it is over; a fast one is not worth a line."""
+    monkeypatch.setattr(task, "SLOW", 0.1)
+    with task._said_if_slow():
+        time.sleep(seconds)
+    time.sleep(0.15)
+    said = capsys.readouterr().out
+    assert said == "still loading TensorFlow, for 0 s now\n" * (2 if seconds else 0)
+
+
+def test_begin_says_it(monkeypatch, capsys) -> None:
+    """An import in place of TensorFlow's that takes its time."""
+    slow = types.SimpleNamespace(
+        logging=types.SimpleNamespace(INFO=0, set_verbosity=lambda _: time.sleep(0.15)),
+        train=types.SimpleNamespace(),
+    )
+    monkeypatch.setattr(task, "SLOW", 0.1)
+    monkeypatch.setattr(task, "tf", slow)
+    monkeypatch.setattr(task, "_redirect", lambda log: None)
+    task.begin(types.SimpleNamespace(check=True), None)
+    assert capsys.readouterr().out == "still loading TensorFlow, for 0 s now\n"
+    assert slow.train.Server("cluster", job_name="ps").target == ""
