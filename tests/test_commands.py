@@ -2,7 +2,8 @@
 
 A ```bash block runs line by line in a copy of the repository, in the page's folder. A
 command that stands in a sentence or a table, as `bash run.sh --list`, runs too, unless
-it has dots for what the reader puts in. What needs another machine is a ```text block.
+it has dots for what the reader puts in. What needs another machine is a ```text block;
+the commands of a cluster's tasks are checked in such a block too.
 
 The lines are as printed. What stands behind a few names is not (`BEHIND`): the copy's
 `.venv/bin/python` is this Python and shortens what takes long, and what would download
@@ -39,6 +40,7 @@ STEPS = 60
 LEAVE = (".git", ".venv*", "logdir", "__pycache__", ".*_cache", "node_modules")
 SECONDS = {"check": 250, "run": 1500}  # until a block that hangs is ended
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.S | re.M)
+TEXT = re.compile(r"^```text\n(.*?)^```", re.S | re.M)
 FENCED = re.compile(r"^```.*?^```", re.S | re.M)
 INLINE = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(
@@ -157,6 +159,12 @@ BEHIND = {
 def blocks(page: Path) -> list[str]:
     """Returns the shell blocks of a page; those of GROWS have a test of their own."""
     return [] if str(page) == GROWS else BLOCK.findall((REPO / page).read_text())
+
+
+def tasks(page: Path) -> list[str]:
+    """Returns the text blocks of a page that start the tasks of a cluster."""
+    found = TEXT.findall((REPO / page).read_text())
+    return [text for text in found if re.search(r"^python .*--task_index", text, re.M)]
 
 
 def inline(page: Path) -> list[str]:
@@ -353,7 +361,7 @@ def test_every_command_can_be_typed(page: Path, copy: Path) -> None:
 
     What many pages have in a sentence, word for word, is tried on the first of them.
     """
-    for text in blocks(page):
+    for text in [*blocks(page), *tasks(page)]:
         execute(copy, page, text, "check")
     for text in inline(page):
         first = next(p for p in PAGES if text in inline(p))
@@ -456,6 +464,7 @@ def test_a_scheme_is_added_as_the_page_says(tmp_path: Path) -> None:
 
 
 def test_there_are_blocks() -> None:
+    assert len(tasks(Path("README.md"))) == 1
     assert len(BLOCKS) > 25 and sum(len(inline(page)) for page in PAGES) > 20
     assert all(
         (page, number) in {(str(p), n) for p, n in BLOCKS} for page, number in RUN

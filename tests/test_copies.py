@@ -26,6 +26,13 @@ COPIED = {
 }
 COPIES = [folder for folder in EXAMPLES if folder != copies.REFERENCE]
 
+# The pages that have a generated table of all examples or engines, by its name.
+INDEXES = {
+    "index": "README.md",
+    "details": "docs/which-example.md",
+    "engines": "docs/clusters.md",
+}
+
 pytestmark = pytest.mark.quick
 
 
@@ -34,7 +41,9 @@ def planted(root: Path) -> Path:
     leave = shutil.ignore_patterns(*LEFT_BEHIND)
     for example in registry.EXAMPLES:
         shutil.copytree(REPO / example.folder, root / example.folder, ignore=leave)
-    shutil.copy(REPO / "README.md", root)
+    for page in INDEXES.values():
+        (root / page).parent.mkdir(exist_ok=True)
+        shutil.copy(REPO / page, root / page)
     return root
 
 
@@ -217,7 +226,9 @@ def test_registry() -> None:
         (dict(folder="No"), "No/: in the registry, not there"),
         (dict(folder="No"), "AGN/: not in the registry"),
         (dict(sentence="no."), "its first line is not the registry's: AGN: no."),
-        (dict(pushed="no"), "README.md: what is generated in it is not up to date"),
+        (dict(group="Talk"), "README.md: what is generated in it is not up to date"),
+        (dict(waits="no"), "which-example.md: what is generated in it is not up to"),
+        (dict(pushed="no"), "which-example.md: what is generated in it is not up to"),
     ],
 )
 def test_a_bad_registry_is_found(change: dict, finding: str) -> None:
@@ -503,9 +514,10 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             page += f"\n## What changes from {toy.parent}\n\n"
             page += "<!-- diff:begin -->\n<!-- diff:end -->\n\n## Reference\n"
         (root / folder / "README.md").write_text(page)
-    blocks = ("index", "engines")
-    page = "".join(f"<!-- {b}:begin -->\n<!-- {b}:end -->\n" for b in blocks)
-    (root / "README.md").write_text(page)
+    (root / "docs").mkdir()
+    for name, page in INDEXES.items():
+        text = f"<!-- {name}:begin -->\n<!-- {name}:end -->\n"
+        (root / page).write_text(text)
     assert copies.write(root, False, TOYS) == []
     assert copies.check(root, TOYS)[0] == []
     git = ["git", "-C", root, "-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -522,10 +534,14 @@ def test_the_diff_is_generated(small: Path) -> None:
         "-rule = 'Distributed-Setup'\n+rule = 'HogWild'\n```\n<!-- diff:end -->" in page
     )
     index = (small / "README.md").read_text()
-    group, row = index.partition("<!-- index:end -->")[0].splitlines()[-3:-1]
-    assert group == "| **Nobody waits** | | | | |"
+    first, row = index.partition("<!-- index:end -->")[0].splitlines()[-3:-1]
+    assert row == "| **Nobody waits** | [HogWild](HogWild/): a toy. |"
+    assert first.startswith("| **Start here** | ") and first.count(": a toy.<br>[") == 1
+    table = (small / "docs" / "which-example.md").read_text()
+    row = table.partition("<!-- details:end -->")[0].splitlines()[-2]
     paper = "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)"
-    assert row == f"| [HogWild](HogWild/) | async | gradient | +1 −1 | {paper} |"
+    link, changed = "[HogWild](../HogWild/)", "+1 −1 from Distributed-Setup"
+    assert row == f"| {link} | nobody | gradient | {changed} | {paper} |"
 
 
 @pytest.mark.parametrize(
@@ -534,12 +550,14 @@ def test_the_diff_is_generated(small: Path) -> None:
         ("HogWild/README.md", "+rule", "+role", "HogWild/README.md: what is generated"),
         ("HogWild/README.md", "diff:begin", "diff", "HogWild/README.md: wanted once"),
         ("HogWild/README.md", "from Dist", "from dist", "HogWild/README.md: wanted"),
-        ("README.md", "| +1 −1 |", "| +1 −2 |", "README.md: what is generated"),
         ("README.md", "| [HogWild](HogWild/)", "| HogWild", "README.md: what is gener"),
-        ("README.md", "| async |", "| sync |", "README.md: what is generated"),
+        ("README.md", "a toy.<br>", "a toy<br>", "README.md: what is generated"),
         ("README.md", "index:end", "index", "README.md: wanted once, on lines of"),
         ("README.md", "", "<!-- index:begin -->\n<!-- index:end -->\n", "wanted once"),
-        ("README.md", "<!-- engines:end -->", "", "wanted once"),
+        (INDEXES["details"], "| +1 −1 ", "| +1 −2 ", "which-example.md: what is gen"),
+        (INDEXES["details"], "details:begin", "details", "which-example.md: wanted"),
+        (INDEXES["engines"], "[Spark](", "[spark](", "clusters.md: what is generated"),
+        (INDEXES["engines"], "<!-- engines:end -->", "", "clusters.md: wanted once"),
     ],
 )
 def test_a_stale_page_is_found(

@@ -39,10 +39,6 @@ BANNER = re.compile(r"( *)# --- (\S.*?) (\[algorithm\] )?-{3,}\n")
 # Of run.sh: variables, of which LAUNCH names a launcher that is the folder's own.
 HEADER = re.compile(r"#.*|(SCRIPT|NUM_PS|NUM_WORKERS|PEERS|LAUNCH)=\S+( +#.*)?")
 DIFF = re.compile(r"(?<=<!-- diff:begin -->\n).*?(?=<!-- diff:end -->)", re.S)
-INDEX = re.compile(r"(?<=<!-- index:begin -->\n).*?(?=<!-- index:end -->)", re.S)
-ELSEWHERE = re.compile(
-    r"(?<=<!-- engines:begin -->\n).*?(?=<!-- engines:end -->)", re.S
-)
 CALLED = re.compile(r"\bcluster/(\w+)\.py\b")  # in run.sh
 PACKAGES = {*sys.stdlib_module_names, "numpy", "tensorflow"}
 BANNED = ("pkill", "noqa", "parse_known_args", "tf.contrib", "_collections")
@@ -488,30 +484,39 @@ def changes(parent: str, child: str) -> tuple[str, str]:
     return f"+{counts['+']} −{counts['−']}", "\n".join(lines)
 
 
-def table(examples: Examples, counts: dict[str, str]) -> str:
-    """Returns the index of README.md: a row an example, by group."""
+def index(examples: Examples) -> str:
+    """Returns the list of examples in README.md: a row a group, a line an example."""
+    rows = ["| | |", "|---|---|"]
+    for group, members in registry.by_group(examples):
+        lines = [f"[{e.folder}]({e.folder}/): {e.sentence}" for e in members]
+        title = group.replace(", ", ",<br>")  # so that the column is narrow
+        rows.append(f"| **{title}** | {'<br>'.join(lines)} |")
+    return "\n".join(["", *rows, "", ""])
+
+
+def details(examples: Examples, counts: dict[str, str]) -> str:
+    """Returns the table of all examples in docs/which-example.md."""
     rows = [
-        "| example | sync or async | what is pushed | changed lines from its parent "
-        "| paper |",
+        "| example | who waits | what is pushed | changed lines | paper |",
         "|---|---|---|---|---|",
     ]
-    for group, members in registry.by_group(examples):
-        rows.append(f"| **{group}** | | | | |")
-        for e in members:
-            link, count = f"[{e.folder}]({e.folder}/)", counts.get(e.folder, "–")
-            rows.append(f"| {link} | {e.mode} | {e.pushed} | {count} | {e.paper} |")
+    for e in examples:
+        link, changed = f"[{e.folder}](../{e.folder}/)", "–"
+        if e.parent:
+            changed = f"{counts.get(e.folder, '–')} from {e.parent}"
+        rows.append(f"| {link} | {e.waits} | {e.pushed} | {changed} | {e.paper} |")
     return "\n".join(["", *rows, "", ""])
 
 
 def engines() -> str:
-    """Returns the table of the engines in README.md."""
+    """Returns the table of the engines in docs/clusters.md."""
     rows = [
         "| engine | what starts the tasks | who restarts them | which command | "
         "tested with |",
         "|---|---|---|---|---|",
     ]
     for e in registry.ENGINES:
-        link = f"[{e.name}](Engines/{e.name}/)"
+        link = f"[{e.name}](../Engines/{e.name}/)"
         rows.append(
             f"| {link} | {e.starts} | {e.restarts} | {e.command} | {e.tested} |"
         )
@@ -519,8 +524,7 @@ def engines() -> str:
 
 
 def generated(root: Path, examples: Examples) -> tuple[dict[Path, str], list[str]]:
-    """Returns each README with its generated pieces renewed, and what it lacks."""
-    index = root / "README.md"
+    """Returns each page with its generated pieces renewed, and what it lacks."""
     pages, found, counts = {}, [], {}
     for example in registry.of_family(None, examples):
         folder, parent = example.folder, example.parent
@@ -545,15 +549,20 @@ def generated(root: Path, examples: Examples) -> tuple[dict[Path, str], list[str
                 f"{folder}/README.md: wanted once, under `{heading.strip()}`, on lines "
                 "of their own: <!-- diff:begin --> and <!-- diff:end -->"
             )
-    pages[index] = read(index)
-    for name, block, new in (
-        ("index", INDEX, table(examples, counts)),
-        ("engines", ELSEWHERE, engines()),
+    for name, where, new in (
+        ("index", "README.md", index(examples)),
+        ("details", "docs/which-example.md", details(examples, counts)),
+        ("engines", "docs/clusters.md", engines()),
     ):
-        pages[index], places = block.subn(lambda _, new=new: new, pages[index])
+        block = re.compile(
+            rf"(?<=<!-- {name}:begin -->\n).*?(?=<!-- {name}:end -->)", re.S
+        )
+        pages[root / where], places = block.subn(
+            lambda _, new=new: new, read(root / where)
+        )
         if places != 1:
             found.append(
-                "README.md: wanted once, on lines of their own, around a table that is "
+                f"{where}: wanted once, on lines of their own, around a table that is "
                 f"generated: <!-- {name}:begin --> and <!-- {name}:end -->"
             )
     return pages, found

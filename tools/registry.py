@@ -45,10 +45,10 @@ GROUPS = (
 )
 
 # `parent` is the folder it is one idea away from, which stands before it; `sentence`
-# is the first line of its script's docstring; `mode` (who waits for whom), `pushed` and
-# `paper` are for the table in README.md.
+# is the first line of its script's docstring, and stands in README.md; `waits` (who
+# waits for others), `pushed` and `paper` are for the table in docs/which-example.md.
 Example = collections.namedtuple(
-    "Example", "folder parent group family sentence mode pushed paper"
+    "Example", "folder parent group family sentence waits pushed paper"
 )
 
 EXAMPLES = [
@@ -336,7 +336,7 @@ EXAMPLES = [
 
 # What starts the examples elsewhere: Engines/<name>. `starts` (what starts the tasks),
 # `restarts` (who starts one again), `command` and `tested` (with which version, when)
-# are for the table in README.md.
+# are for the table in docs/clusters.md.
 ELSEWHERE = "Start it elsewhere"
 Engine = collections.namedtuple(
     "Engine", "name sentence starts restarts command tested"
