@@ -237,9 +237,64 @@ def test_every_flag_is_explained(folder: str) -> None:
     assert done.returncode == 0, done.stderr
     flags = set(re.findall(r"^  (?:-\w, )?(--\w+)", done.stdout, re.M)) - {"--help"}
     assert {"--steps", "--learning_rate"} <= flags
-    pages = (REPO / folder / "README.md", REPO / "README.md")
+    pages = (REPO / folder / "README.md", REPO / "docs" / "flags.md")
     text = "".join(copies.read(page) for page in pages)
     assert {flag for flag in flags if not re.search(rf"{flag}\b", text)} == set()
+
+
+# --- The root page ------------------------------------------------------------
+
+HEAD = 60  # lines before the list of examples, at most
+
+
+def first_screen(text: str) -> list[str]:
+    """Returns what the root page lacks before its list of examples."""
+    head, mark, _ = text.partition("<!-- index:begin -->")
+    found = [] if mark else ["no list of examples"]
+    lines = head.splitlines()
+    if len(lines) > HEAD:
+        found.append(f"{len(lines)} lines before the list, at most {HEAD}")
+    for wanted in ("tensorflow.compat.v1", "bash run.sh", "staleness", "Python 3.10"):
+        if wanted not in head:
+            found.append(f"does not say {wanted}")
+    pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", head)
+    if len(pictures) != 1 or len(pictures[0][0]) < 40:
+        found.append("wanted: one picture, with a text for who does not see it")
+    return found
+
+
+def test_the_first_screen() -> None:
+    assert first_screen((REPO / "README.md").read_text()) == []
+
+
+def test_the_first_screen_can_fail() -> None:
+    page = (REPO / "README.md").read_text()
+    longer = page.replace("## Start\n", "## Start\n" + "\n" * HEAD)
+    assert "lines before the list" in first_screen(longer)[0]
+    assert first_screen(page.replace("tensorflow.compat.v1", "tensorflow"))
+    assert first_screen(page.replace("![", "["))
+    assert first_screen(page.replace("index:begin", "index"))
+
+
+def test_what_the_root_page_shows_is_a_run_of_the_example() -> None:
+    """Its lines have the form of those in the example's page, number by number."""
+    shown = re.findall(r"^\[(?:ps|worker) \d\] .*", page_of("README.md"), re.M)
+    known = re.findall(r"^\[(?:ps|worker) \d\] .*", page_of("HogWild/README.md"), re.M)
+    forms = {form(line) for line in known}
+    assert len(shown) == 8
+    for line in shown:
+        start, cut, _ = form(line).partition("...")
+        start = start.rstrip()
+        assert any(x == start or (cut and x.startswith(start)) for x in forms), line
+
+
+def page_of(name: str) -> str:
+    return (REPO / name).read_text()
+
+
+def form(line: str) -> str:
+    """Returns a line of a run with every number, and the spaces before it, as one #."""
+    return re.sub(r" *[\d.]*\d", "#", line)
 
 
 # --- Messages -----------------------------------------------------------------
