@@ -227,7 +227,7 @@ def test_registry() -> None:
         (dict(folder="No"), "AGN/: not in the registry"),
         (dict(sentence="no."), "its first line is not the registry's: AGN: no."),
         (dict(group="Talk"), "README.md: what is generated in it is not up to date"),
-        (dict(waits="no"), "which-example.md: what is generated in it is not up to"),
+        (dict(mode="no"), "which-example.md: what is generated in it is not up to"),
         (dict(pushed="no"), "which-example.md: what is generated in it is not up to"),
     ],
 )
@@ -541,7 +541,7 @@ def test_the_diff_is_generated(small: Path) -> None:
     row = table.partition("<!-- details:end -->")[0].splitlines()[-2]
     paper = "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)"
     link, changed = "[HogWild](../HogWild/)", "+1 −1 from Distributed-Setup"
-    assert row == f"| {link} | nobody | gradient | {changed} | {paper} |"
+    assert row == f"| {link} | async | gradient | {changed} | {paper} |"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ import functools
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -489,7 +490,7 @@ def index(examples: Examples) -> str:
     rows = ["| | |", "|---|---|"]
     for group, members in registry.by_group(examples):
         lines = [f"[{e.folder}]({e.folder}/): {e.sentence}" for e in members]
-        title = group.replace(", ", ",<br>")  # so that the column is narrow
+        title = "<br>".join(textwrap.wrap(group, 13))  # so that the column is narrow
         rows.append(f"| **{title}** | {'<br>'.join(lines)} |")
     return "\n".join(["", *rows, "", ""])
 
@@ -497,14 +498,14 @@ def index(examples: Examples) -> str:
 def details(examples: Examples, counts: dict[str, str]) -> str:
     """Returns the table of all examples in docs/which-example.md."""
     rows = [
-        "| example | who waits | what is pushed | changed lines | paper |",
+        "| example | sync or async | what is pushed | changed lines | paper |",
         "|---|---|---|---|---|",
     ]
     for e in examples:
         link, changed = f"[{e.folder}](../{e.folder}/)", "–"
         if e.parent:
             changed = f"{counts.get(e.folder, '–')} from {e.parent}"
-        rows.append(f"| {link} | {e.waits} | {e.pushed} | {changed} | {e.paper} |")
+        rows.append(f"| {link} | {e.mode} | {e.pushed} | {changed} | {e.paper} |")
     return "\n".join(["", *rows, "", ""])
 
 

@@ -45,10 +45,10 @@ GROUPS = (
 )
 
 # `parent` is the folder it is one idea away from, which stands before it; `sentence`
-# is the first line of its script's docstring, and stands in README.md; `waits` (who
-# waits for others), `pushed` and `paper` are for the table in docs/which-example.md.
+# is the first line of its script's docstring, and stands in README.md; `mode` (who
+# waits for whom), `pushed` and `paper` are for the table in docs/which-example.md.
 Example = collections.namedtuple(
-    "Example", "folder parent group family sentence waits pushed paper"
+    "Example", "folder parent group family sentence mode pushed paper"
 )
 
 EXAMPLES = [
