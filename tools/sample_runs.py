@@ -25,6 +25,7 @@ import registry
 SEEDS = range(2)
 BLOCK = re.compile(r"(?<=<!-- run:begin -->\n).*?(?=<!-- run:end -->)", re.S)
 MOST = 12  # lines shown
+WIDE = 92  # letters of a line that a page shows without a scroll bar
 
 
 def run(folder: Path, seed: int) -> tuple[list[str], dict]:
@@ -62,13 +63,21 @@ def shorten(lines: list[str]) -> list[str]:
     return [*lines[: MOST - 1 - len(end)], "...", *end]
 
 
+def narrow(line: str) -> str:
+    """Returns a line of a run, broken before its last bracket if it is too wide."""
+    start, bracket, rest = line.rpartition(" (")
+    if len(line) <= WIDE or not bracket:
+        return line
+    return f"{start}\n{' ' * len('[worker 0] ')}({rest}"
+
+
 def block(lines: list[str], results: list[dict]) -> str:
     """Returns the text that goes into the README."""
     keys = [key for key in results[0] if key.startswith("test_")]
     metric = next(key for key in keys if key != "test_loss")
     values = [result[metric] for result in results]
     seconds = [result["seconds"] for result in results]
-    shown = "\n".join(["$ bash run.sh", *shorten(lines)])
+    shown = "\n".join(["$ bash run.sh", *map(narrow, shorten(lines))])
     return (
         f"```text\n{shown}\n```\n\n"
         f"Two runs, `for s in 0 1; do bash run.sh --seed $s; done`: "
