@@ -202,7 +202,7 @@ def markdown(rounds, only):
         head += ["messages", "nodes of the client's graph"]
         text += "\n### Rates and bytes of a step\n\n" + runs.table(head, rows)
     if "collisions" in only:
-        head = ["skew", "Δ", "ρ", "overlap"] + [f"{n} workers" for n in WORKERS]
+        head = ["skew", "Δ", "ρ", "overlap"] + [runs.workers(n) for n in WORKERS]
         rows = [
             [skew, *[f"{value:.4f}" for value in sparsity(skew)]]
             + [error(f"{n}, {skew}") for n in WORKERS]

@@ -191,7 +191,7 @@ def speed_table(rounds):
     alone = series(rounds, ALONE, "steps_per_second")
     rows = [["one process, no cluster", spread(alone), "1.00", ""]]
     lines = [
-        (f"HogWild {p} ps {w} workers", f"HogWild, {p} ps, {w} workers")
+        (f"HogWild {p} ps {w} workers", f"HogWild, {p} ps, {runs.workers(w)}")
         for p, w in CLUSTERS
     ]
     lines += [
@@ -273,7 +273,8 @@ def before_table(rounds):
             for a, b in zip(*firsts, strict=True)
         ]
         rows.append(
-            [label, *map(spread, speeds), spread(ratios(speeds[1], speeds[0]), 2)]
+            [label.replace(" 1 workers", " 1 worker"), *map(spread, speeds)]
+            + [spread(ratios(speeds[1], speeds[0]), 2)]
             + [spread(later, 1), *(spread(end, 1) for end in ends)]
         )
     header = ["", "steps/s before", "now", "ratio", "first update later by, s"]

@@ -500,6 +500,11 @@ def spread(values, digits=0):
     return text
 
 
+def workers(count):
+    """Returns "1 worker", or "4 workers"."""
+    return f"{count} worker{'s' * (count != 1)}"
+
+
 def count_of(rounds):
     """Returns the sentence that says how many rounds the numbers are of."""
     if len(rounds) == 1:

@@ -400,6 +400,32 @@ def test_the_readme_shows_the_results() -> None:
     assert runs.paste(page, runs.RESULTS) == page, "run overhead.py --write-readme"
 
 
+def test_the_page_begins_with_its_findings() -> None:
+    page = (REPO / "benchmarks" / "README.md").read_text()
+    head, _, rest = page.partition("\n| section | date |")
+    findings = re.findall(r"^(\d+)\. (.*)$", head, re.M)
+    assert [int(number) for number, _ in findings] == list(range(1, 11))
+    for number, text in findings:
+        assert re.search(r"\[[^\]]*\d[^\]]*\]\(#|\d.*\]\(#", text), number
+    table = rest.partition("\n\n")[0]
+    sections = re.findall(r"^\| \[([^\]]+)\]\(#[^)]*\) \| ([\d-]+)", table, re.M)
+    measured = re.findall(r"^##+ (.*)\n(?:(?!^##).*\n)*?<!-- begin", page, re.M)
+    assert [name for name, _ in sections] == measured
+    assert "1 workers" not in page
+
+
+def test_the_findings_are_those_of_the_tables() -> None:
+    """The numbers of the ten lines that stand in a table as they are."""
+    text = "".join(path.read_text() for path in runs.RESULTS.glob("*.md"))
+    page = (REPO / "benchmarks" / "README.md").read_text()
+    head = page.partition("\n| section | date |")[0]
+    numbers = re.findall(r"(\d[\d,.]*\d) (?:steps/s|s\b|%)", head)
+    assert len(numbers) > 8
+    assert [x for x in numbers if not re.search(rf"\b{re.escape(x)}\b", text)] == []
+    yes, no = (text.count(f"| {word} |\n") for word in ("yes", "**no**"))
+    assert f"{yes} were seen here and {no} were not" in head
+
+
 def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     progress = runs.Progress([0, 10, 20])
     progress.add("first")
