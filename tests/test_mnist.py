@@ -1029,7 +1029,8 @@ def test_level_2_a_folder_of_images(tmp_path) -> None:
     """The page's commands, one after the other, where the photos are."""
     copy = copy_of(FOLDER, tmp_path)
     photos(copy / "photos", 60)
-    commands = BLOCKS[1].replace("../.venv/bin/python", sys.executable).split("\n", 1)[1]
+    commands = BLOCKS[1].replace("../.venv/bin/python", sys.executable)
+    commands = commands.split("\n", 1)[1]
     done = subprocess.run(
         ["bash", "-ec", commands],
         cwd=copy,
