@@ -208,7 +208,7 @@ class Curves:
     """
 
     def __init__(self, logdir):
-        self.logdir, self.writer = logdir, None
+        self.logdir, self.writer, self.opened = logdir, None, 0
         self.graph = tf.get_default_graph()
 
     def add(self, step, values):
@@ -229,7 +229,9 @@ class Curves:
 
     def _open(self):
         # As TensorFlow names them, and no two of them alike, whoever else writes here.
-        unique = f"{os.getpid()}.{secrets.token_hex(4)}"
+        # TensorBoard reads them in the order of their names.
+        self.opened += 1
+        unique = f"{os.getpid()}.{self.opened:04}.{secrets.token_hex(4)}"
         names = f"{time.time():.0f}.{socket.gethostname()}.{unique}"
         path = os.path.join(self.logdir, f"events.out.tfevents.{names}")
         self.writer = tf.python_io.TFRecordWriter(path)
