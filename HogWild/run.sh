@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # HogWild on this machine: one ps and two workers.
-SCRIPT=hogwild.py
+SCRIPT=${SCRIPT:-hogwild.py}
 NUM_PS=${NUM_PS:-1}
 NUM_WORKERS=${NUM_WORKERS:-2}
 # --- identical in every example below this line ---
