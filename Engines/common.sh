@@ -63,7 +63,9 @@ arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, L
       ;;
   esac
   FOLDER=$ROOT/$EXAMPLE
-  SCRIPT=$FOLDER/$(sed -n 's/^SCRIPT=//p' "$FOLDER/run.sh")
+  eval "$(grep '^SCRIPT=' "$FOLDER/run.sh")" # where it has a choice, SCRIPT may be given
+  SCRIPT=$FOLDER/$SCRIPT
+  [ -f "$SCRIPT" ] || stop 2 "there is no script $SCRIPT"
   OPTIONS=()
   for argument; do
     if [ "$previous" = --logdir ]; then

@@ -25,6 +25,7 @@ from cluster import addresses, flags, heartbeat, ports, report, rounds, run, tas
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 
 ROOM = 1000  # workers, and values of staleness, that are told apart
+THREADS = 8  # of a server, for operations that run at the same time
 JOIN = 1.0  # about so many seconds are from one join to the next
 
 
@@ -180,6 +181,12 @@ class Checkpoints:
         return step
 
 
+    def save_before_the_end(self):
+        """Saves when this task is told to end; the ps may be ending, too."""
+        with contextlib.suppress(tf.errors.OpError):
+            print(f"told to end: saved at global step {self.save()}")
+
+
 class Report(report.Report):
     """What the coordinator prints, draws and writes, tested without a session."""
 
@@ -261,9 +268,7 @@ def coordinate(args, data, spec):
         return problem.loss(w, batch, shapes), problem.accuracy(w, batch, shapes)
 
     notes = Report(args, "accuracy", (tested, None))
-    task.before_the_end(
-        lambda: print(f"told to end: saved at global step {checkpoints.save()}")
-    )
+    task.before_the_end(checkpoints.save_before_the_end)
     calls, first, table = 1, None, shared[1].numpy()
     while step < args.steps:
         began, left = time.monotonic(), args.steps - step
@@ -297,14 +302,16 @@ def main():
     task.begin(args, problem)
     data = task.data(problem, args)
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
-    server = tf.train.Server(spec, job_name=args.job_name, task_index=args.task_index)
+    # A step waits in several threads at once: with one core there would be too few.
+    config = tf.ConfigProto(inter_op_parallelism_threads=THREADS)
+    server = tf.train.Server(spec, args.job_name, args.task_index, config=config)
     if data is None:  # a ps, or a worker that is not the coordinator
         return heartbeat.serve(server, args)
     tf.enable_eager_execution()
     try:
         coordinate(args, data, spec)
-    except run.lost() as error:  # a ps: a lost worker is the coordinator's business
-        text = f"lost a ps: {(error.message or 'no reason given').splitlines()[0]}"
+    except run.lost():  # a ps: the coordinator itself goes on without a lost worker
+        text = "lost a ps: another start goes on from the last checkpoint"
         task.fail(text, task.AGAIN)
     except task.Failure:
         send_away(args, server)

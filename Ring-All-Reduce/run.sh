@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Ring-All-Reduce on this machine: two workers.
-SCRIPT=ring_all_reduce.py
+SCRIPT=${SCRIPT:-ring_all_reduce.py}
 NUM_PS=${NUM_PS:-0}
 NUM_WORKERS=${NUM_WORKERS:-2}
 PEERS=yes # no ps is needed

@@ -449,6 +449,7 @@ def test_ideas_are_capped(tree: Path, before: list[str]) -> None:
     ("header", "finding"),
     [
         ("SCRIPT=other.py\n", "does not say SCRIPT=hogwild.py"),
+        ("SCRIPT=${SCRIPT:-other.py}\n", "does not say SCRIPT=hogwild.py"),
         ("SCRIPT=hogwild.py\nTIMEOUT=9\n", "not allowed in the header: TIMEOUT=9"),
         ("SCRIPT=hogwild.py\npkill python\n", "contains pkill"),
         (
@@ -460,7 +461,8 @@ def test_ideas_are_capped(tree: Path, before: list[str]) -> None:
 def test_a_bad_header_is_found(
     header: str, finding: str, tree: Path, before: list[str]
 ) -> None:
-    edit(tree / "HogWild" / "run.sh", "SCRIPT=hogwild.py\n", header)
+    usual = "SCRIPT=${SCRIPT:-hogwild.py}\n"
+    edit(tree / "HogWild" / "run.sh", usual, header)
     assert finding in "\n".join(added(tree, before))
 
 

@@ -1050,7 +1050,7 @@ def test_level_3_only_cluster(tmp_path) -> None:
     shutil.copytree(REPO / "HogWild" / "cluster", mine / "cluster")
     (mine / "kmeans.py").write_text(BLOCKS[2])
     text = (REPO / "HogWild" / "run.sh").read_text()
-    (mine / "run.sh").write_text(text.replace("SCRIPT=hogwild.py", "SCRIPT=kmeans.py"))
+    (mine / "run.sh").write_text(text.replace("hogwild.py", "kmeans.py"))
     with run_sh(mine, LOGDIR=str(logdir), NUM_PS="2") as run:
         assert run.wait(200) == 0, run.output
         run.nothing_left()

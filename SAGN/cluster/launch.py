@@ -59,13 +59,13 @@ class Launcher:
         if self.ps and peers:
             text = "there is no ps in this scheme, the workers are peers"
             raise End(2, f"NUM_PS={self.ps}: {text}")
-        if not self.ps and not peers and self.workers > 1:
+        self.alone = not self.ps and not peers  # one process, no cluster
+        if self.alone and self.workers > 1:
             text = f"NUM_PS=0 with NUM_WORKERS={self.workers}: workers meet at a ps"
             raise End(2, text)
-        self.alone = not self.ps and not peers  # one process, no cluster
         self.logdir = self._logdir()
-        self.tasks = [Task("ps", i) for i in range(self.ps)]
-        self.tasks += [Task("worker", k) for k in range(self.workers)]
+        each = [("ps", self.ps), ("worker", self.workers)]
+        self.tasks = [Task(job, i) for job, count in each for i in range(count)]
 
     def what(self):
         """Returns what is started and where it writes, in words."""
@@ -78,8 +78,8 @@ class Launcher:
         for argument in self.arguments:
             flag, _, value = argument.partition("=")
             if flag in OURS:
-                text = "start the tasks by hand to choose (see README.md)"
-                raise End(2, f"{argument}: run.sh sets it; {text}")
+                text = "run.sh sets it; start the tasks by hand to choose (see README.md)"
+                raise End(2, f"{argument}: {text}")
             if flag == "--logdir" and value:
                 found = value
             elif before == "--logdir":
@@ -111,14 +111,15 @@ class Launcher:
 
     def print_commands(self):
         """Prints the commands that start the tasks by hand, on any machines."""
-        base = self.base or 2222
-        hosts = [f"localhost:{base + i}" for i in range(len(self.tasks))]
+        hosts = [f"localhost:{(self.base or 2222) + i}" for i in range(len(self.tasks))]
         for task in self.tasks:
             line = shlex.join([*self.command(task, hosts), *self.arguments])
             write(f"{line}\n".encode())
 
     def check(self):
         """Checks flags and data, in a process of its own, before anything starts."""
+        if not os.path.isfile(self.script):
+            raise End(2, f"SCRIPT={os.environ['SCRIPT']}: there is no such script")
         # Without the model, so that nobody waits for TensorFlow, unless a user asks.
         asked = "--check" in self.arguments
         then = "" if asked else f", then starts {self.what()}"
@@ -204,7 +205,7 @@ def launch(launcher=Launcher):
     arguments, this = sys.argv[1:], None
     if {"-h", "--help"} & set(arguments):
         script = os.path.join(HERE, os.environ["SCRIPT"])
-        os.execv(sys.executable, [sys.executable, "-B", script, "--help"])
+        os.execl(sys.executable, sys.executable, "-B", script, "--help")
 
     def ignore():
         for name in (*ENDING, signal.SIGPIPE):
