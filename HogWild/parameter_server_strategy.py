@@ -267,7 +267,7 @@ def coordinate(args, data, spec):
         w, batch = tf.convert_to_tensor(shared[0]), (data.x_test, data.y_test)
         return problem.loss(w, batch, shapes), problem.accuracy(w, batch, shapes)
 
-    notes = Report(args, "accuracy", (tested, None))
+    log = Report(args, "accuracy", (tested, None))
     task.before_the_end(checkpoints.save_before_the_end)
     calls, first, table = 1, None, shared[1].numpy()
     while step < args.steps:
@@ -287,14 +287,14 @@ def coordinate(args, data, spec):
             raise task.Failure(text)
         stale = new @ np.arange(ROOM) / new.sum()
         counts = np.array([[step, stale, rounds.APPLIED]], object)
-        notes.rounds(np.array([loss]), counts)
-        notes.draw(None)
+        log.rounds(np.array([loss]), counts)
+        log.draw(None)
         if time.monotonic() > checkpoints.saved + args.save_seconds:
             checkpoints.save()
         fit = calls * JOIN / (time.monotonic() - began)
         calls = max(1, min(int(fit), 10 * calls))
     checkpoints.save()
-    notes.write(None, counted(args, shared, before, first, notes.times))
+    log.write(None, counted(args, shared, before, first, log.times))
 
 
 def main():

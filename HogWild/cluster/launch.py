@@ -2,8 +2,7 @@
 
 run.sh calls it. From the environment: SCRIPT, NUM_PS, NUM_WORKERS, PEERS (not empty:
 the scheme has no ps), BASE_PORT, OPEN_PORTS, LOGDIR, TIMEOUT (seconds, status 124),
-MAX_RESTARTS (of a task that dies), DRY_RUN (not empty: only print the commands). Every
-argument goes to the script.
+MAX_RESTARTS (of a task that dies), DRY_RUN (not empty: only print the commands).
 
 The first task that fails ends the run with its status, unless MAX_RESTARTS allows
 another start; a task that ended with 1 or 2 would fail again. Whatever ends the run
@@ -70,7 +69,7 @@ class Launcher:
     def what(self):
         """Returns what is started and where it writes, in words."""
         ps = f"{self.ps} ps and " if self.ps else ""
-        found = f"{ps}{self.workers} worker{'s' if self.workers > 1 else ''}"
+        found = f"{ps}{self.workers} worker{'s' * (self.workers > 1)}"
         return f"{'one process' if self.alone else found}, logdir {self.logdir}"
 
     def _logdir(self):
@@ -78,8 +77,8 @@ class Launcher:
         for argument in self.arguments:
             flag, _, value = argument.partition("=")
             if flag in OURS:
-                text = "run.sh sets it; start the tasks by hand to choose (see README.md)"
-                raise End(2, f"{argument}: {text}")
+                text = "start the tasks by hand to choose (see README.md)"
+                raise End(2, f"{argument}: run.sh sets it; {text}")
             if flag == "--logdir" and value:
                 found = value
             elif before == "--logdir":

@@ -1,0 +1,312 @@
+"""The scripts that TensorFlow 2's strategies run: docs/tensorflow-2.md lists them.
+
+Here is ParameterServerStrategy, beside HogWild, on real processes. The others are in
+test_devices.py and, beside the ring, in test_peers.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import launch
+import numpy as np
+import pytest
+import registry
+import test_run
+from harness import tf
+from launch import LINE, REPO, copy_of, result, run_sh
+
+pytestmark = pytest.mark.timeout(240)
+
+SCRIPT = "parameter_server_strategy.py"
+FOLDER = "HogWild"
+PAGE = REPO / "docs" / "tensorflow-2.md"
+LATE = 3  # updates that were made again, at most, when a worker was killed
+
+
+class ByHand(launch.ByHand):
+    """The tasks of one run of this script, each started by hand."""
+
+    def start(self, job: str, index: int, *flags: str, **env: str) -> launch.Launch:
+        if "TF_CONFIG" not in env:
+            flags = ("--job_name", job, "--task_index", str(index), *flags)
+            flags += ("--ps_hosts", ",".join(self.ps))
+            flags += ("--worker_hosts", ",".join(self.workers))
+        command = [sys.executable, str(self.copy / SCRIPT), *self.flags, *flags]
+        self.started.append(launch.Launch(command, self.copy, **env))
+        return self.started[-1]
+
+
+def trained(steps: int) -> float:
+    """Returns the test loss after these steps of plain SGD on `problem.batches`."""
+    import problem
+
+    data = problem.load("digits")
+    with tf.Graph().as_default(), tf.Session() as session:
+        learning = problem.build(data, 32, 0)
+        w = tf.get_variable("w", initializer=learning.start)
+        gradient = tf.gradients(learning.loss(w, learning.batch()), w)[0]
+        step = w.assign_sub(0.1 * gradient)
+        test, feed = learning.test(w.read_value())
+        session.run(tf.global_variables_initializer())
+        session.run(learning.initializer, learning.feed)
+        for _ in range(steps):
+            session.run(step)
+        return float(session.run(test, feed)[0])
+
+
+def wait_for_checkpoint(run: launch.Launch, logdir) -> None:
+    test_run.wait_until(lambda: list(logdir.glob("model.ckpt-*.index")), 90, run)
+
+
+@pytest.mark.starts
+def test_a_run_and_its_end(tmp_path) -> None:
+    """On 2 ps, steps not a multiple of those in a call; then nothing is to be done."""
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "a logdir"
+    before = launch.tree(copy)
+    command = ["--steps", "407", "--steps_per_call", "10"]
+    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), NUM_PS="2")
+    with run_sh(copy, *command, **env) as run:
+        assert run.wait() == 0, run.output
+        run.nothing_left()
+    assert not [line for line in run.lines if not LINE.fullmatch(line)], run.output
+    assert "center/part_1 " in run.output and "/job:ps/replica:0/task:1" in run.output
+    done = result(logdir)
+    assert (done["global_steps"], done["ps"], done["workers"]) == (407, 2, 2)
+    assert done["bytes_pushed"] == done["bytes_pulled"] == 407 * 4 * 4810
+    assert done["examples"] == 407 * 32 and done["test_accuracy"] > 0.9
+    assert sum(done["rounds_per_worker"].values()) == 407
+    assert min(done["rounds_per_worker"].values()) > 0
+    assert 0 <= done["mean_staleness"] <= done["max_staleness"] < 407
+    with run_sh(copy, *command, **env) as run:
+        assert run.wait() == 0, run.output
+        run.nothing_left()
+    assert f"nothing to do: {logdir} is at global step 407" in run.output
+    assert result(logdir) == done and launch.tree(copy) == before
+
+
+def test_one_worker_makes_the_steps_of_plain_sgd(tmp_path) -> None:
+    """Its mini-batches and start are those of problem.py; by hand, by TF_CONFIG.
+
+    The result has what the one of hogwild.py has, without the losses of other workers.
+    """
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
+    with ByHand(copy, "--steps=45", "--logdir", str(logdir), workers=1) as hand:
+        cluster = {"ps": hand.ps, "chief": hand.workers}
+        for job in ("ps", "chief"):
+            task = {"type": job, "index": 0}
+            config = json.dumps({"cluster": cluster, "task": task})
+            hand.start(job, 0, TF_CONFIG=config)
+        for task in hand.started:
+            assert task.wait() == 0, task.output
+    done = result(logdir)
+    np.testing.assert_allclose(done["test_loss"], trained(45), rtol=1e-4)
+    assert (done["mean_staleness"], done["max_staleness"]) == (0, 0)
+    with run_sh(copy, "--steps=20", LOGDIR=str(tmp_path / "hogwild")) as run:
+        assert run.wait() == 0, run.output
+    assert {*result(tmp_path / "hogwild")} - {*done} == {"loss_per_worker"}
+
+
+def test_a_worker_that_is_killed_comes_back(tmp_path) -> None:
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
+    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), MAX_RESTARTS="1")
+    with run_sh(copy, "--steps=4000", "--batch_size=64", **env) as run:
+        run.wait_for("[worker 0] step ")
+        run.task("worker", 1).kill()
+        run.wait_for("worker 1 ended with status 137; restart 1 of 1")
+        assert run.wait() == 0, run.output
+        run.nothing_left()
+    assert not [line for line in run.lines if not LINE.fullmatch(line)], run.output
+    done = result(logdir)
+    assert 4000 <= done["global_steps"] <= 4000 + LATE
+    assert done["resumed_from"] == 0  # the coordinator has not lost anything
+    assert min(done["rounds_per_worker"].values()) > 100, done
+
+
+def test_the_others_go_on_without_a_worker(tmp_path) -> None:
+    """By hand a killed worker does not come back; the rest ends, and by itself."""
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
+    with ByHand(copy, "--steps=3000", "--logdir", str(logdir)) as hand:
+        ps, chief, other = hand.start_all()
+        chief.wait_for("step ")
+        other.process.kill()
+        assert chief.wait() == 0, chief.output
+        assert ps.wait(15) == 0, ps.output
+    assert 3000 <= result(logdir)["global_steps"] <= 3000 + LATE
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ("ps", "lost a ps: another start goes on from the last checkpoint"),
+        pytest.param("worker", "", marks=launch.if_thorough),
+    ],
+)
+def test_a_ps_or_the_coordinator_is_killed(job: str, said: str, tmp_path) -> None:
+    """The run goes on from the last checkpoint; afterwards on another number of ps."""
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
+    flags = ["--save_seconds=0.5", "--batch_size=64"]
+    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), MAX_RESTARTS="1")
+    with run_sh(copy, *flags, "--steps=4000", **env) as run:
+        wait_for_checkpoint(run, logdir)
+        run.task(job, 0).kill()
+        run.wait_for(f"{job} 0 ended with status 137; restart 1 of 1")
+        assert run.wait() == 0, run.output
+        run.nothing_left()
+    assert said in run.output
+    resumed = int(re.findall(r"resumes from global step (\d+)", run.output)[-1])
+    done = result(logdir)
+    assert 0 < resumed == done["resumed_from"] < 4000 <= done["global_steps"]
+    with run_sh(copy, *flags, "--steps=4100", **{**env, "NUM_PS": "2"}) as run:
+        assert run.wait() == 0, run.output
+    assert result(logdir)["resumed_from"] == done["global_steps"]
+    assert result(logdir)["global_steps"] == 4100
+    assert sum(result(logdir)["rounds_per_worker"].values()) == 4100
+
+
+def test_told_to_end_it_saves(tmp_path) -> None:
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
+    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir))
+    with run_sh(copy, "--steps=1000000", **env) as run:
+        run.wait_for("[worker 0] step ")
+        began = time.monotonic()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143, run.output
+        assert time.monotonic() - began < 10
+        run.nothing_left()
+    saved = int(run.wait_for("told to end: saved").split()[-1])
+    assert saved > 0 and (logdir / f"model.ckpt-{saved}.index").exists()
+
+
+def test_training_that_diverges_says_so(tmp_path) -> None:
+    copy = copy_of(FOLDER, tmp_path)
+    with run_sh(copy, "--learning_rate=1e30", SCRIPT=SCRIPT) as run:
+        assert run.wait() == 1, run.output
+        run.nothing_left()
+    assert "training diverged" in run.output and "Traceback" not in run.output
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "said"),
+    [
+        (SCRIPT, ["--slow_workers=0,1"], "a worker runs no Python here"),
+        (SCRIPT, ["--steps_per_call=0"], "is not a whole number of at least 1"),
+        ("no.py", [], "SCRIPT=no.py: there is no such script"),
+    ],
+)
+def test_wrong_use_is_one_sentence(script, flags, said, tmp_path) -> None:
+    with run_sh(copy_of(FOLDER, tmp_path), *flags, SCRIPT=script) as run:
+        assert run.wait(60) == 2, run.output
+    assert said in run.output and len(run.lines) == 1, run.output
+
+
+def test_a_checkpoint_of_the_other_script_is_refused(tmp_path) -> None:
+    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
+    for script, status in (("hogwild.py", 0), (SCRIPT, 1)):
+        env = dict(SCRIPT=script, LOGDIR=str(logdir), NUM_WORKERS="1")
+        with run_sh(copy, "--steps=30", **env) as run:
+            assert run.wait() == status, run.output
+    assert f"cannot resume from {logdir}/model.ckpt-30: " in run.output
+    assert "Traceback" not in run.output
+
+
+# --- Which folder has one ----------------------------------------------------------
+
+
+@pytest.mark.quick
+def test_run_sh_starts_the_scripts_that_need_several_tasks() -> None:
+    """Where a header has the second form there is another script, and the page has it.
+
+    Every script that a strategy runs is on the page, and its folder's page links to it.
+    """
+    page = PAGE.read_text()
+    found = {}
+    for folder in registry.folders():
+        for path in (REPO / folder).glob("*.py"):
+            if "tf2.distribute" in path.read_text():
+                found[path.name] = folder
+        header = (REPO / folder / "run.sh").read_text()
+        if "SCRIPT=${SCRIPT:-" in header:
+            assert folder in found.values(), folder
+    assert found == {SCRIPT: FOLDER, "multi_worker_mirrored.py": "Ring-All-Reduce"}
+    device = "Multiple-GPUs-Single-Machine"
+    for name, folder in {**found, "mirrored.py": device, "towers.py": device}.items():
+        assert f"[{name}](../{folder}/{name})" in page, name
+        assert "docs/tensorflow-2.md" in (REPO / folder / "README.md").read_text()
+
+
+# --- Keras -----------------------------------------------------------------------
+
+KERAS = """
+import os, socket, sys
+import numpy as np, tensorflow as tf, keras
+def port():
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return s.getsockname()[1]
+hosts = {"ps": [f"localhost:{port()}"], "worker": [f"localhost:{port()}"]}
+spec = tf.train.ClusterSpec(hosts)
+config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
+servers = [
+    tf.distribute.Server(spec, job_name=job, task_index=0, config=config)
+    for job in hosts
+]
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+x, y = np.ones([32, 4], np.float32), np.zeros([32], np.int32)
+cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+try:
+    if sys.argv[1] == "fit":
+        model.compile(optimizer, cross_entropy)
+        model.fit(x, y, verbose=0)
+    else:
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        def batches():
+            return tf.data.Dataset.from_tensors((x, y)).repeat()
+        iterator = iter(coordinator.create_per_worker_dataset(batches))
+        def one(images, labels):
+            with tf.GradientTape() as tape:
+                loss = cross_entropy(labels, model(images))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            return loss
+        @tf.function
+        def step(iterator):
+            if sys.argv[1] == "run":
+                return strategy.run(one, args=next(iterator))
+            return one(*next(iterator))
+        values = [coordinator.schedule(step, args=(iterator,)) for _ in range(20)]
+        coordinator.join()
+        first, last = values[0].fetch(), values[-1].fetch()
+        print("learns" if last < first else "does not learn")
+except Exception as error:
+    print(f"{type(error).__name__}: {error}".splitlines()[0])
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@launch.if_thorough
+@pytest.mark.parametrize("way", ["fit", "run", "without run"])
+def test_what_keras_can_do_there(way: str, tmp_path) -> None:
+    """What the page says of Keras, word for word."""
+    command = [sys.executable, "-c", KERAS, way]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    env = launch.environment(**quiet)
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    last = done.stdout.splitlines()[-1]
+    if way == "run":
+        assert last == "learns"
+    else:
+        assert re.sub(r"\s+", " ", last) in re.sub(r"\s+", " ", PAGE.read_text())
