@@ -64,7 +64,7 @@ arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, L
   esac
   FOLDER=$ROOT/$EXAMPLE
   eval "$(grep '^SCRIPT=' "$FOLDER/run.sh")" # where it has a choice, SCRIPT may be given
-  SCRIPT=$FOLDER/$SCRIPT
+  SCRIPT=$FOLDER/${SCRIPT##*/} # in a network of its own it is a path already
   [ -f "$SCRIPT" ] || stop 2 "there is no script $SCRIPT"
   OPTIONS=()
   for argument; do

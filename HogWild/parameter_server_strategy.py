@@ -15,16 +15,20 @@ HogWild's flags, TF_CONFIG and run.sh start it.
 Run: SCRIPT=parameter_server_strategy.py bash run.sh
 """
 
-import contextlib
 import time
 
-import numpy as np
-
 import problem
-from cluster import addresses, flags, heartbeat, ports, report, rounds, run, task
+from cluster import flags, heartbeat, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+from cluster.coordinator import (
+    ROOM,
+    Checkpoints,
+    Log,
+    print_placement,
+    send_away,
+    wait_for_all,
+)
 
-ROOM = 1000  # workers, and values of staleness, that are told apart
 THREADS = 8  # of a server, for operations that run at the same time
 JOIN = 1.0  # about so many seconds are from one join to the next
 
@@ -42,26 +46,15 @@ def parse_args(argv=None):
     return args
 
 
-# --- What the strategy has ----------------------------------------------------
-
-
 def connect(args, spec):
     """Returns the strategy and the coordinator, once all other tasks are there."""
     import tensorflow as tf2
 
-    others = addresses.serving(args)
-
-    def missing():
-        return [one for one, host in others.items() if not ports.answers(host)]
-
-    def what():
-        one = [*missing(), *others][0]
-        return "{} {}: nothing answers at {}".format(*one, others[one])
-
-    heartbeat.wait(lambda: not missing(), what, heartbeat.STARTING * args.patience)
+    wait_for_all(args)
 
     def pieces(shape, dtype, **_):  # w in even pieces, one on each ps; counters whole
-        return [len(args.ps_hosts) if dtype.is_floating else 1] + [1] * (len(shape) - 1)
+        count = len(args.ps_hosts) if dtype.is_floating else 1
+        return [count] + [1] * (len(shape) - 1)
 
     distribute = tf2.distribute
     resolver = distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
@@ -138,118 +131,6 @@ def training(args, shared, shapes):
     return train
 
 
-# --- What the loop of the coordinator needs ------------------------------------
-
-
-class Checkpoints:
-    """What `variables` has, saved in LOGDIR by the coordinator alone, and restored."""
-
-    def __init__(self, args, shared):
-        import tensorflow as tf2
-
-        # Without it each ps would write its own files on its own machine.
-        here = "/job:chief/replica:0/task:0/device:CPU:0"
-        self.options = tf2.train.CheckpointOptions(experimental_io_device=here)
-        self.center, self.counters = shared
-        self.all = tf2.train.Checkpoint(center=self.center, counters=self.counters)
-        self.saved = time.monotonic()
-        self.manager = tf2.train.CheckpointManager(
-            self.all, args.logdir, max_to_keep=5, checkpoint_name="model.ckpt"
-        )
-
-    def restore(self):
-        """Returns the global step of the newest checkpoint, 0 if there is none."""
-        path = self.manager.latest_checkpoint
-        if path:
-            try:
-                status = self.all.read(path, self.options)
-                status.assert_existing_objects_matched()
-            except (AssertionError, ValueError, tf.errors.OpError) as error:
-                reason = str(error).strip().splitlines()[0]
-                task.fail(f"cannot resume from {path}: {reason}", 1)
-        return self.step()
-
-    def step(self):
-        """Returns the global step: the updates of all workers."""
-        return int(self.counters.numpy()[0].sum())
-
-    def save(self):
-        """Saves; returns the global step."""
-        step = self.step()
-        self.manager.save(step, options=self.options)
-        self.saved = time.monotonic()
-        return step
-
-
-    def save_before_the_end(self):
-        """Saves when this task is told to end; the ps may be ending, too."""
-        with contextlib.suppress(tf.errors.OpError):
-            print(f"told to end: saved at global step {self.save()}")
-
-
-class Report(report.Report):
-    """What the coordinator prints, draws and writes, tested without a session."""
-
-    def test(self, _):
-        return [float(value) for value in self.tensors()]
-
-
-def counted(args, shared, before, first, times):
-    """Returns what result.json says of the run: counters since step 0, and rates.
-
-    `before` is the step that it began with, `first` the one at the first of `times`.
-    """
-    made, stale = shared[1].numpy()
-    step = int(made.sum())
-    seconds = max(times[1] - times[0], 1e-6) if times else 0.0
-    rate = (step - first) / seconds if seconds else 0.0
-    size = 4 * sum(piece.shape.num_elements() for piece in pieces_of(shared[0]))
-    return {
-        "global_steps": step,
-        "resumed_from": before,
-        "examples": step * args.batch_size,
-        "seconds": seconds,
-        "seconds_to_all_started": 0.0,  # the coordinator does not see it
-        "examples_per_second": rate * args.batch_size,
-        "steps_per_second": rate,
-        "rounds_per_worker": dict(enumerate(made[: len(args.worker_hosts)].tolist())),
-        "gradients_dropped": 0,
-        "bytes_pushed": step * size,
-        "bytes_pulled": step * size,
-        "mean_staleness": float(stale @ np.arange(ROOM) / max(1, stale.sum())),
-        "max_staleness": int(np.flatnonzero(stale).max(initial=0)),
-    }
-
-
-def pieces_of(variable):
-    """Returns the variables that a variable of the strategy is on the ps."""
-    return getattr(variable, "variables", [variable])
-
-
-def print_placement(shared):
-    """Prints which variable lives on which device."""
-    print(f"{'variable':32}{'elements':>10}  device")
-    for variable in shared:
-        for piece in pieces_of(variable):
-            name, size = piece.name.partition(":")[0], piece.shape.num_elements()
-            print(f"{name:32}{size:>10}  {piece.device}")
-
-
-def send_away(args, server):
-    """Tells the other tasks that the run is over: by themselves they serve for ever."""
-    for one, host in addresses.serving(args).items():
-        config = tf.ConfigProto(device_filters=[addresses.device(one)])
-        config.operation_timeout_in_ms = 1000 * heartbeat.ANSWER
-        with contextlib.suppress(tf.errors.OpError), tf.Graph().as_default():
-            told = heartbeat.over(one).enqueue(True)
-            if ports.answers(host):
-                with tf.Session(server.target, config=config) as session:
-                    session.run(told)
-
-
-# --- Coordinator, worker and ps ---------------------------------------------------
-
-
 def coordinate(args, data, spec):
     """Trains; returns when all updates are made and the result is written."""
     strategy, coordinator = connect(args, spec)
@@ -257,19 +138,16 @@ def coordinate(args, data, spec):
     shared = variables(args, strategy, shapes)
     print_placement(shared)
     checkpoints = Checkpoints(args, shared)
-    before = step = checkpoints.restore()
-    if before:
-        print(f"resumes from global step {before}")
+    checkpoints.restore()
     iterator = iter(coordinator.create_per_worker_dataset(lambda: batches(args, data)))
     train = training(args, shared, shapes)
 
-    def tested():
-        w, batch = tf.convert_to_tensor(shared[0]), (data.x_test, data.y_test)
+    def test(w):
+        batch = data.x_test, data.y_test
         return problem.loss(w, batch, shapes), problem.accuracy(w, batch, shapes)
 
-    log = Report(args, "accuracy", (tested, None))
-    task.before_the_end(checkpoints.save_before_the_end)
-    calls, first, table = 1, None, shared[1].numpy()
+    log = Log(args, shared, test)
+    step, calls = log.begun, 1
     while step < args.steps:
         began, left = time.monotonic(), args.steps - step
         for _ in range(calls):
@@ -277,24 +155,13 @@ def coordinate(args, data, spec):
             if count:
                 last = coordinator.schedule(train, args=(iterator, count))
             left -= count
-        coordinator.join()  # the functions of a lost worker are run by another one
-        loss, seen, table = float(coordinator.fetch(last)), table, shared[1].numpy()
-        step, new = int(table[0].sum()), table[1] - seen[1]
-        first = first or step
-        if not np.isfinite(loss):
-            text = f"the loss is {loss} at global step {step}: training diverged; "
-            text += f"a smaller --learning_rate than {args.learning_rate} may hold"
-            raise task.Failure(text)
-        stale = new @ np.arange(ROOM) / new.sum()
-        counts = np.array([[step, stale, rounds.APPLIED]], object)
-        log.rounds(np.array([loss]), counts)
-        log.draw(None)
-        if time.monotonic() > checkpoints.saved + args.save_seconds:
-            checkpoints.save()
+        coordinator.join()  # what a lost worker was to do another one does
+        step = log.joined(float(coordinator.fetch(last)))
+        checkpoints.save_if_due()
         fit = calls * JOIN / (time.monotonic() - began)
         calls = max(1, min(int(fit), 10 * calls))
     checkpoints.save()
-    log.write(None, counted(args, shared, before, first, log.times))
+    log.end()
 
 
 def main():

@@ -100,8 +100,8 @@ def coordinate(tf, args, cluster):
         )
 
     def dataset():
-        # Every worker calls this once and shuffles in its own order. It does not
-        # learn its number, so that a shard of its own would need files of its own.
+        # Every worker calls this once and shuffles in its own order. In HogWild/
+        # parameter_server_strategy.py it takes a shard of its own.
         rows = tf.data.Dataset.from_tensor_slices((x_train, y_train))
         return rows.shuffle(len(y_train)).repeat().batch(args.batch_size).prefetch(2)
 

@@ -53,7 +53,11 @@ PAGES = sorted(
     if not {".venv", "logdir", "node_modules", ".pytest_cache"} & {*path.parts}
 )
 SCRIPTS = [registry.script_of(folder) for folder in registry.folders()]
-SCRIPTS.append("horovod_sgd.py")
+SCRIPTS += [
+    "horovod_sgd.py",
+    "multi_worker_mirrored.py",
+    "parameter_server_strategy.py",
+]
 GROWS = "CONTRIBUTING.md"  # whose commands and diffs make a folder, one after the other
 # What git ignores, and the notebooks, whose outputs a command stores again.
 MAY_CHANGE = re.compile(

@@ -64,7 +64,6 @@ def wait_for_checkpoint(run: launch.Launch, logdir) -> None:
     test_run.wait_until(lambda: list(logdir.glob("model.ckpt-*.index")), 90, run)
 
 
-@pytest.mark.starts
 def test_a_run_and_its_end(tmp_path) -> None:
     """On 2 ps, steps not a multiple of those in a call; then nothing is to be done."""
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "a logdir"
@@ -189,6 +188,17 @@ def test_training_that_diverges_says_so(tmp_path) -> None:
         assert run.wait() == 1, run.output
         run.nothing_left()
     assert "training diverged" in run.output and "Traceback" not in run.output
+
+
+def test_a_ps_that_is_stopped_ends_the_run(tmp_path) -> None:
+    """Of that no connection tells, and TensorFlow's own calls wait for ever."""
+    copy = copy_of(FOLDER, tmp_path)
+    with run_sh(copy, "--steps=1000000", "--patience=5", SCRIPT=SCRIPT) as run:
+        run.wait_for("[worker 0] step ")
+        run.task("ps", 0).suspend()
+        assert run.wait(40) == 138, run.output
+        run.nothing_left()
+    assert "no answer in 5 s from the ps at localhost:" in run.output
 
 
 @pytest.mark.parametrize(

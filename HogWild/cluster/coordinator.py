@@ -1,0 +1,203 @@
+"""What a coordinator of TensorFlow 2 needs around its loop: begin, lines, state, end.
+
+One program hands out the steps of all workers, and the other tasks only serve. Scripts
+call it, eagerly. `shared` are two variables of a strategy, on the ps: the center
+variable, and the counters, int64 [2, ROOM]: updates by worker and by staleness.
+"""
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+
+from cluster import addresses, heartbeat, ports, report, rounds, task
+from cluster import tensorflow_v1 as tf
+
+ROOM = 1000  # workers, and values of staleness, that are told apart
+
+
+# --- Begin --------------------------------------------------------------------
+
+
+def wait_for_all(args):
+    """Returns when all other tasks are there; then looks whether each ps answers."""
+    others = addresses.serving(args)
+
+    def missing():
+        return [one for one, host in others.items() if not ports.answers(host)]
+
+    def what():
+        one = [*missing(), *others][0]
+        return "{} {}: nothing answers at {}".format(*one, others[one])
+
+    heartbeat.wait(lambda: not missing(), what, heartbeat.STARTING * args.patience)
+    threading.Thread(target=_watch, args=[args], daemon=True).start()
+
+
+def _watch(args):
+    """Ends the program when a ps does not answer for --patience seconds.
+
+    TensorFlow notices one that is gone; for one that is stopped it waits for ever.
+    """
+    heard, pause = time.monotonic(), threading.Event()
+    while not pause.wait(heartbeat.EVERY):
+        silent = ports.unreachable(args.ps_hosts, ports.speaks)
+        if not silent:
+            heard = time.monotonic()
+        elif time.monotonic() - heard > args.patience:
+            text = f"no answer in {args.patience:.0f} s from the ps at {min(silent)}"
+            task.end_now(text)
+
+
+def pieces_of(variable):
+    """Returns the variables on the ps that a variable of the strategy consists of."""
+    return getattr(variable, "variables", [variable])
+
+
+def print_placement(shared):
+    """Prints which variable lives on which device."""
+    print(f"{'variable':32}{'elements':>10}  device")
+    for variable in shared:
+        for piece in pieces_of(variable):
+            name, size = piece.name.partition(":")[0], piece.shape.num_elements()
+            print(f"{name:32}{size:>10}  {piece.device}")
+
+
+# --- Lines and result -----------------------------------------------------------
+
+
+class Log(report.Report):
+    """What the coordinator prints, draws and writes, without a session."""
+
+    def __init__(self, args, shared, test):
+        """`test(w)` returns (loss, accuracy) of the center variable on the test set."""
+        super().__init__(args, "accuracy", (test, None))
+        self.shared = shared
+        self.counts = shared[1].numpy()
+        self.begun = self.step = int(self.counts[0].sum())
+        self.first = None  # the step at the first of `times`
+
+    def test(self, _):
+        w = tf.convert_to_tensor(self.shared[0])
+        return [float(value) for value in self.tensors(w)]
+
+    def joined(self, loss):
+        """Notes that all steps that were handed out are made; returns how many ever.
+
+        `loss` is that of the last one. Raises Failure if it is not finite.
+        """
+        before, self.counts = self.counts, self.shared[1].numpy()
+        self.step = int(self.counts[0].sum())
+        self.first = self.first or self.step
+        if not np.isfinite(loss):
+            raise task.Failure(
+                f"the loss is {loss} at global step {self.step}: training diverged; "
+                f"a smaller --learning_rate than {self.args.learning_rate} may hold"
+            )
+        new = self.counts[1] - before[1]
+        stale = new @ np.arange(ROOM) / new.sum()
+        counts = np.array([[self.step, stale, rounds.APPLIED]], object)
+        self.rounds(np.array([loss]), counts)
+        self.draw(None)
+        return self.step
+
+    def end(self):
+        """Writes result.json: counters since step 0, and the rates of this start."""
+        made, stale = self.counts
+        workers = max(len(self.args.worker_hosts), *(1 + np.flatnonzero(made)))  # ever
+        seconds = max(self.times[1] - self.times[0], 1e-6) if self.times else 0.0
+        rate = (self.step - self.first) / seconds if seconds else 0.0
+        pieces = pieces_of(self.shared[0])
+        size = sum(piece.shape.num_elements() * piece.dtype.size for piece in pieces)
+        summary = {
+            "global_steps": self.step,
+            "resumed_from": self.begun,
+            "examples": self.step * self.args.batch_size,
+            "seconds": seconds,
+            "seconds_to_all_started": 0.0,  # it does not see that
+            "examples_per_second": rate * self.args.batch_size,
+            "steps_per_second": rate,
+            "rounds_per_worker": dict(enumerate(made[:workers].tolist())),
+            "gradients_dropped": 0,
+            "bytes_pushed": self.step * size,
+            "bytes_pulled": self.step * size,
+            "mean_staleness": float(stale @ np.arange(ROOM) / max(1, stale.sum())),
+            "max_staleness": int(np.flatnonzero(stale).max(initial=0)),
+        }
+        self.write(None, summary)
+
+
+# --- Checkpoints ----------------------------------------------------------------
+
+
+class Checkpoints:
+    """What is shared, saved in LOGDIR by the coordinator, and restored.
+
+    It saves copies of its own. If a Checkpoint has the strategy's variables, each ps
+    writes its own files, and asks the coordinator for their name at an address that it
+    has only if it is a task of its own.
+    """
+
+    def __init__(self, args, shared):
+        import tensorflow as tf2
+
+        self.args, self.shared, self.saved = args, shared, time.monotonic()
+        self.copies = [tf.Variable(tf.convert_to_tensor(v)) for v in shared]
+        center, counters = self.copies
+        self.all = tf2.train.Checkpoint(center=center, counters=counters)
+        self.manager = tf2.train.CheckpointManager(
+            self.all, args.logdir, max_to_keep=5, checkpoint_name="model.ckpt"
+        )
+
+    def restore(self):
+        """Restores the newest checkpoint, if there is one; says at which step it is.
+
+        From then on it is saved when this task is told to end.
+        """
+        path = self.manager.latest_checkpoint
+        if path:
+            try:
+                self.all.read(path).assert_existing_objects_matched()
+            except (AssertionError, ValueError, tf.errors.OpError) as error:
+                reason = str(error).strip().splitlines()[0]
+                task.fail(f"cannot resume from {path}: {reason}", 1)
+            for variable, copy in zip(self.shared, self.copies, strict=True):
+                variable.assign(tf.convert_to_tensor(copy))
+            print(f"resumes from global step {self._step()}")
+        task.before_the_end(self._save_before_the_end)
+
+    def _step(self):
+        return int(self.copies[1].numpy()[0].sum())
+
+    def save(self):
+        """Saves what is shared."""
+        for variable, copy in zip(self.shared, self.copies, strict=True):
+            copy.assign(tf.convert_to_tensor(variable))
+        self.manager.save(self._step())
+        self.saved = time.monotonic()
+
+    def save_if_due(self):
+        """Saves, if that was not done for --save_seconds."""
+        if time.monotonic() > self.saved + self.args.save_seconds:
+            self.save()
+
+    def _save_before_the_end(self):
+        with contextlib.suppress(tf.errors.OpError):  # the ps may be ending, too
+            self.save()
+            print(f"told to end: saved at global step {self._step()}")
+
+
+# --- End ----------------------------------------------------------------------
+
+
+def send_away(args, server):
+    """Tells the other tasks that the run is over: by themselves they serve for ever."""
+    for one, host in addresses.serving(args).items():
+        config = tf.ConfigProto(device_filters=[addresses.device(one)])
+        config.operation_timeout_in_ms = 1000 * heartbeat.ANSWER
+        with contextlib.suppress(tf.errors.OpError), tf.Graph().as_default():
+            told = heartbeat.over(one).enqueue(True)
+            if ports.answers(host):
+                with tf.Session(server.target, config=config) as session:
+                    session.run(told)
