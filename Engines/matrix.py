@@ -142,7 +142,9 @@ def cell(engine, example, steps=200, timeout=300, options=(), **env):
                 for name, count in defaults(example).items()
             }
             flags = {"steps": steps, "tasks": tasks}
-            found = wrong(logdir / "result.json", example, flags)
+            # Of a second script of a folder, whose scheme has the script's name.
+            scheme = env.get("SCRIPT", example).removesuffix(".py")
+            found = wrong(logdir / "result.json", scheme, flags)
     return {"seconds": round(seconds, 1), "wrong": found, "output": text}
 
 

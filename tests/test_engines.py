@@ -294,6 +294,19 @@ def test_more_runs(engine, example, env):
     assert not done["wrong"], done["output"]
 
 
+@launch.if_engines
+@pytest.mark.parametrize(
+    "engine",
+    launch.some(["MPI"], ["MPI", "Slurm", "Several-Hosts", "Ray", "Spark"]),
+)
+def test_a_second_script(engine):
+    """What the adapters know of HogWild they know of the script beside it."""
+    if MISSING[engine]:
+        pytest.skip(MISSING[engine])
+    done = matrix.cell(engine, "HogWild", SCRIPT="parameter_server_strategy.py")
+    assert not done["wrong"], done["output"]
+
+
 class Rehearsal(launch.Launch):
     """An engine's run.sh that is under way."""
 

@@ -299,7 +299,8 @@ try:
         first, last = values[0].fetch(), values[-1].fetch()
         print("learns" if last < first else "does not learn")
 except Exception as error:
-    print(f"{type(error).__name__}: {error}".splitlines()[0])
+    name, last = type(error).__name__, str(error).strip().splitlines()[-1].strip()
+    print(last if last.startswith(name) else f"{name}: {last}")
 sys.stdout.flush()
 os._exit(0)
 """
