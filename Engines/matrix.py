@@ -105,6 +105,7 @@ def cell(engine, example, steps=200, timeout=300, options=(), **env):
         logdir, scratch = Path(place, "run"), Path(place, "tmp")
         scratch.mkdir()
         names = ("NUM_PS", "NUM_WORKERS", "BASE_PORT", "TF_CONFIG", "ALONE", "KILL")
+        names += ("SCRIPT",)
         environment = {k: v for k, v in os.environ.items() if k not in names}
         environment |= {"LOGDIR": str(logdir), "TMPDIR": str(scratch)}
         environment |= {"PYTHON": sys.executable, "TIMEOUT": str(timeout), **env}

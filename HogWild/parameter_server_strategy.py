@@ -18,14 +18,14 @@ Run: SCRIPT=parameter_server_strategy.py bash run.sh
 import time
 
 import problem
-from cluster import flags, heartbeat, run, task
+from cluster import flags, heartbeat, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.coordinator import (
     ROOM,
     Checkpoints,
     Log,
+    ends_all,
     print_placement,
-    send_away,
     wait_for_all,
 )
 
@@ -175,15 +175,9 @@ def main():
     if data is None:  # a ps, or a worker that is not the coordinator
         return heartbeat.serve(server, args)
     tf.enable_eager_execution()
-    try:
+    # The servers of TensorFlow would serve for ever: at the end they are sent away.
+    with ends_all(args, server):
         coordinate(args, data, spec)
-    except run.lost():  # a ps: the coordinator itself goes on without a lost worker
-        text = "lost a ps: another start goes on from the last checkpoint"
-        task.fail(text, task.AGAIN)
-    except task.Failure:
-        send_away(args, server)
-        raise
-    send_away(args, server)
 
 
 if __name__ == "__main__":

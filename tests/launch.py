@@ -106,7 +106,7 @@ def load(folder: str) -> types.ModuleType:
 def environment(**changes: str) -> dict[str, str]:
     """Returns the environment of a new user, with this Python and the changes."""
     unset = ("PYTHONPATH", "TF_CONFIG", "LOGDIR", "BASE_PORT", "TIMEOUT", "NUM_PS")
-    unset += ("OPEN_PORTS", "LAUNCHER", "ALONE")
+    unset += ("OPEN_PORTS", "LAUNCHER", "ALONE", "SCRIPT")
     env = {name: value for name, value in os.environ.items() if name not in unset}
     # Copies share the environment that takes minutes.
     env.setdefault("HOROVOD_VENV", str(HOROVOD / ".venv"))

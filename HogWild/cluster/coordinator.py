@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from cluster import addresses, heartbeat, ports, report, rounds, task
+from cluster import addresses, heartbeat, ports, report, rounds, run, task
 from cluster import tensorflow_v1 as tf
 
 ROOM = 1000  # workers, and values of staleness, that are told apart
@@ -43,11 +43,12 @@ def _watch(args):
     heard, pause = time.monotonic(), threading.Event()
     while not pause.wait(heartbeat.EVERY):
         silent = ports.unreachable(args.ps_hosts, ports.speaks)
+        quiet = time.monotonic() - heard
         if not silent:
             heard = time.monotonic()
-        elif time.monotonic() - heard > args.patience:
-            text = f"no answer in {args.patience:.0f} s from the ps at {min(silent)}"
-            task.end_now(text)
+        elif quiet > args.patience:
+            i, address = next(p for p in enumerate(args.ps_hosts) if p[1] in silent)
+            task.end_now(f"no answer in {quiet:.0f} s from ps {i} at {address}")
 
 
 def pieces_of(variable):
@@ -191,7 +192,25 @@ class Checkpoints:
 # --- End ----------------------------------------------------------------------
 
 
-def send_away(args, server):
+@contextlib.contextmanager
+def ends_all(args, server):
+    """Sends the other tasks away when what is inside is done, or has failed for good.
+
+    If a ps was lost it ends the program, and another start may help. A lost worker is
+    the business of ClusterCoordinator.
+    """
+    try:
+        yield
+    except run.lost():
+        text = "lost a ps: another start goes on from the last checkpoint"
+        task.fail(text, task.AGAIN)
+    except task.Failure:
+        _send_away(args, server)
+        raise
+    _send_away(args, server)
+
+
+def _send_away(args, server):
     """Tells the other tasks that the run is over: by themselves they serve for ever."""
     for one, host in addresses.serving(args).items():
         config = tf.ConfigProto(device_filters=[addresses.device(one)])
