@@ -8,7 +8,7 @@ This uses the high-level API of TensorFlow 2, with a training loop of its own. T
 strategy starts the server, keeps the copies and adds up. The weights are those of
 ring_all_reduce.py. The strategy reads the list of workers from TF_CONFIG. If that is
 missing, this script sets it from the flags.
-Run: python multi_worker_mirrored.py --task_index 0 --worker_hosts a:2222,b:2222
+Run: SCRIPT=multi_worker_mirrored.py bash run.sh
 """
 
 import json
