@@ -1,0 +1,222 @@
+"""Timelines: bars, counters and pictures, on traces made by hand; and one real run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as tree
+from pathlib import Path
+
+import pytest
+import registry
+import timeline
+import timeline_bars
+import timeline_picture
+
+REPO = Path(__file__).resolve().parents[1]
+ROUND = 40_000  # microseconds, of a worker that is not slow
+EDGE = "edge_7_round_0/{}/x"
+
+
+def async_call(worker: int, start: float, length: float, counts: list) -> dict:
+    """Returns a traced call of one round of HogWild: 3/4 of it are the gradient."""
+    me, ps, g, end = f"worker {worker}", "ps 0", "round_0/gradient", start + length
+    computed = start + 3 * length / 4
+    names = [
+        (ps, "round_0/pull/Read_1", "ReadVariableOp", "global_step)", start, 1),
+        (ps, "round_0/pull/Read", "ReadVariableOp", "center)", start, 1),
+        (me, f"{g}/PyFunc", "PyFunc", "x", start + 1000, computed - start - 2000),
+        (me, f"{g}/concat", "ConcatV2", "x", computed - 1000, 1000),
+        (ps, "round_0/push/MutexLock", "MutexLock", "MutexV2)", end - 2000, 5),
+        (ps, "round_0/push/Add", "AssignAddVariableOp", "global_step", end - 1900, 1),
+        (ps, "round_0/update/Sub", "AssignSubVariableOp", "center", end - 1000, 5),
+    ]
+    sent = [ps, me, EDGE.format("pull"), 19240, start + 1, start + 900]
+    back = [me, ps, EDGE.format("gradient"), 19240, computed, end - 2100]
+    return {
+        "began": start - 100,
+        "ended": end + 100,
+        "counts": [counts],
+        "operations": [[*o[:5], o[4] + o[5]] for o in names],
+        "messages": [sent, back],
+    }
+
+
+def hogwild() -> list[dict]:
+    """Returns a recording of two workers, of which the second is half as fast."""
+    recording, count = [{"worker": k, "calls": []} for k in range(2)], 0
+    ends = [(r + 1) * ROUND for r in range(40)]
+    rounds = sorted(
+        [(end, 0, ROUND) for end in ends]
+        + [(end + 7000, 1, 2 * ROUND) for end in ends[1::2]]
+    )
+    for end, worker, length in rounds:
+        count += 1
+        begin = end - length
+        # Its own update is the last before `end`; others are between.
+        stale = sum(begin < e - 1900 < end - 1900 for e, k, _ in rounds if k != worker)
+        call = async_call(worker, begin, length, [count, stale, 1])
+        recording[worker]["calls"].append(call)
+    return recording
+
+
+def ring_call(worker: int, start: float, length: float, counts: list) -> dict:
+    """Returns a traced call of one round of a ring of two, an all-reduce of 1 ms."""
+    me, g = f"worker {worker}", "round_0/gradient"
+    came, end = start + length, start + 2 * ROUND
+    names = [
+        (me, f"{g}/PyFunc", "PyFunc", "x", start + 100, length - 200),
+        (me, f"{g}/concat", "ConcatV2", "x", came - 100, 90),
+        (me, "round_0/all_reduce/C", "CollectiveReduce", "x", came, end - came + 1000),
+        (me, "round_0/all_reduce/A", "AssignAddVariableOp", "global_step", end + 1001, 1),
+        (me, "round_0/update/A", "AssignSubVariableOp", "center", end + 1010, 5),
+    ]
+    ends = [f"worker {1 - worker}", me, "1:1:0:0:0", 9620]
+    return {
+        "began": start - 10,
+        "ended": end + 1500,
+        "counts": [counts],
+        "operations": [[*o[:5], o[4] + o[5]] for o in names],
+        "messages": [[*ends, end + 100 * n, end + 100 * n + 50] for n in (1, 2)],
+    }
+
+
+def ring() -> list[dict]:
+    """Returns a recording of a ring of two workers, the second half as fast."""
+    starts = [n * (2 * ROUND + 2000) for n in range(12)]
+    return [
+        {
+            "worker": worker,
+            "calls": [
+                ring_call(worker, start, (worker + 1) * ROUND, [n + 5, 0, 1])
+                for n, start in enumerate(starts)
+            ],
+        }
+        for worker in range(2)
+    ]
+
+
+def drawn(found: timeline_bars.Timeline) -> str:
+    """Returns the picture of a timeline."""
+    panel = timeline_picture.Panel("HogWild", [], "nobody waits", found, 100.0)
+    return timeline_picture.draw([panel, panel], timeline.SHOWN)
+
+
+@pytest.mark.quick
+def test_bars_are_what_the_operations_of_a_round_say() -> None:
+    found = timeline_bars.timeline(hogwild(), "ps", 2)
+    assert found.tasks == ["ps 0", "worker 0", "worker 1"]
+    one = next(r for r in found.rounds if r.task == "worker 1")
+    mine = {b.kind: b for b in found.bars if b.round is one}
+    assert {kind: bar.task for kind, bar in mine.items()} == {
+        "gradient": "worker 1",
+        "pull": "worker 1",
+        "push": "worker 1",
+        "update": "ps 0",
+    }
+    begin = mine["pull"].start - 0.001
+    times = {k: (round(b.start - begin, 1), round(b.end - begin, 1)) for k, b in mine.items()}
+    assert times["gradient"] == (1, 60) and times["push"] == (60, 77.9)
+    assert times["pull"] == (0, 0.9) and times["update"] == (78, 79)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("place", "value", "sentence"),
+    [
+        (1, 9, "has staleness 9, and"),
+        (0, 1000, "updates 1 to"),
+        (2, 0, "are 58 in the trace"),
+    ],
+)
+def test_a_counter_that_is_not_what_was_traced_is_refused(
+    place: int, value: int, sentence: str
+) -> None:
+    recording = hogwild()
+    recording[0]["calls"][20]["counts"][0][place] = value
+    with pytest.raises(timeline_bars.WrongError, match=sentence):
+        timeline_bars.timeline(recording, "ps", 2)
+
+
+@pytest.mark.quick
+def test_a_ring_waits_until_the_last_has_come() -> None:
+    found = timeline_bars.timeline(ring(), "peers", 2)
+    waits = [b for b in found.bars if b.kind == "wait"]
+    assert {b.task for b in waits} == {"worker 0"}
+    assert {round(b.end - b.start) for b in waits} == {ROUND / 1000}
+    reduced = [b for b in found.bars if b.kind == "all-reduce"]
+    assert {round(b.end - b.start, 1) for b in reduced} == {1.0}
+    assert len(found.messages) == 2 * len(found.rounds)
+
+
+@pytest.mark.quick
+def test_a_ring_that_is_not_one_is_refused() -> None:
+    early, few = ring(), ring()
+    early[0]["calls"][3]["operations"][2][5] -= 2 * ROUND / 2
+    with pytest.raises(timeline_bars.WrongError, match="before all came"):
+        timeline_bars.timeline(early, "peers", 2)
+    del few[1]["calls"][3]["messages"][0]
+    with pytest.raises(timeline_bars.WrongError, match="1 messages to worker 1, not 2"):
+        timeline_bars.timeline(few, "peers", 2)
+
+
+@pytest.mark.quick
+def test_the_picture_can_be_read_and_is_small() -> None:
+    text = drawn(timeline_bars.timeline(hogwild(), "ps", 2))
+    assert len(text) < 150_000
+    root = tree.fromstring(text)
+    assert root.get("width") == "860"
+    sizes = [int(n) for n in re.findall(r'(?:font-size="|font:)(\d+)', text)]
+    assert min(sizes) >= 12
+    words = {"".join(t.itertext()) for t in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"ps 0", "worker 1", "gradient", "pull", "push", "update", "500 ms"} <= words
+    assert any(word.startswith("staleness") for word in words)
+    colours = [fill for fill, _ in timeline_picture.KINDS.values()]
+    assert 'fill="#fff"' in text and len(colours) > 8
+
+
+@pytest.mark.quick
+def test_perfetto_gets_every_bar_and_both_ends_of_every_message() -> None:
+    found = timeline_bars.timeline(hogwild(), "ps", 2)
+    events = timeline.events(found)["traceEvents"]
+    phases = [event["ph"] for event in events]
+    assert phases.count("X") == len(found.bars)
+    assert phases.count("s") == phases.count("f") == len(found.messages)
+    assert phases.count("M") == 2 * len(found.tasks)
+    json.dumps(events)
+
+
+@pytest.mark.quick
+def test_every_picture_is_of_an_example_and_on_its_page() -> None:
+    for folder, file, flags, told in timeline.PICTURES:
+        assert registry.of(folder).family and told
+        page = (REPO / folder / "README.md").read_text()
+        assert f"]({file})" in page, folder
+        text = (REPO / folder / file).read_text()
+        assert " ".join([folder, *flags.split()]) in text
+        assert len(text) < 150_000 and text.startswith("<svg")
+
+
+@pytest.mark.quick
+def test_a_scheme_that_is_not_known_is_one_sentence() -> None:
+    command = [sys.executable, REPO / "tools" / "timeline.py", "Horovod"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "Horovod: not one of AEAMSGD" in done.stderr
+
+
+def test_a_real_run_is_recorded_and_drawn(tmp_path: Path) -> None:
+    picture, trace = tmp_path / "a.svg", tmp_path / "a.json"
+    command = [sys.executable, REPO / "tools" / "timeline.py", "HogWild"]
+    command += ["--out", picture, "--trace", trace]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{picture}\n{trace}\n"
+    events = json.loads(trace.read_text())["traceEvents"]
+    tasks = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert tasks == {"ps 0", "worker 0", "worker 1", "worker 2"}
+    lengths = [e["dur"] for e in events if e["name"] == "gradient"]
+    assert min(lengths) > 29_000
+    assert {e["args"]["staleness"] for e in events if e["ph"] == "X"} >= {1, 2}
+    assert tree.fromstring(picture.read_text()).get("width") == "860"

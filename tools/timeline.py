@@ -1,0 +1,296 @@
+"""Draws what every task of an example does when, from a run of it.
+
+    python tools/timeline.py                      every folder's own picture
+    python tools/timeline.py HogWild AGN          these
+    python tools/timeline.py HogWild --out FILE.svg --trace FILE.json
+    python tools/timeline.py "AGN --window 8" HogWild --out FILE.svg   one below the other
+
+All runs have one setting, so that pictures can be compared: one ps if the scheme has
+any, three workers, a gradient of 30 ms, worker 2 twice as slow, half a second. FILE.json
+is for chrome://tracing and ui.perfetto.dev. `--recordings DIR` keeps what was traced, and
+takes what is there instead of a run. A picture that is not what the counters of the run
+say is refused.
+
+The example runs by its own launcher and script; timeline_recorder.py stands in between,
+and has TensorFlow trace the calls of a few seconds. All tasks are on this machine and
+have its one clock, so that there is nothing to align.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import registry
+import timeline_bars
+import timeline_picture
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDER = Path(__file__).with_name("timeline_recorder.py")
+WORKERS = 3
+SETTING = ["--slow_workers", "0.03,0.03,0.06", "--steps", "1000000"]
+SECONDS = 3.0  # that are traced
+SHOWN = 500.0  # milliseconds that are drawn
+PATIENCE = 240  # seconds until a run has to be recorded
+ASSIGNMENT = re.compile(r"^(NUM_PS|SCRIPT|PEERS|LAUNCH)=(\S+)", re.M)
+
+# The pictures of the folders: file, flags, and what there is to see.
+PICTURES = [
+    ("HogWild", "timeline.svg", "", "nobody waits"),
+    ("Dynamic-SGD", "timeline.svg", "", "nobody waits; a stale gradient moves w less"),
+    ("DC-ASGD", "timeline.svg", "", "nobody waits; the ps repairs a stale gradient"),
+    (
+        "Stale-Synchronous-Parallel",
+        "timeline.svg",
+        "--staleness 2",
+        "nobody is more than 2 rounds ahead of the slowest",
+    ),
+    ("DOWNPOUR-Easy", "timeline.svg", "--window 4", "four local steps, one push"),
+    ("DOWNPOUR", "timeline.svg", "--window 4", "four local steps, one push"),
+    ("AGN", "timeline.svg", "--window 4", "four local steps, one push"),
+    ("AEASGD", "timeline.svg", "--window 4", "w is pulled, the difference is pushed"),
+    ("AEAMSGD", "timeline.svg", "--window 4", "w is pulled, the difference is pushed"),
+    ("Gradient-Compression", "timeline.svg", "", "nobody waits; a push is small"),
+    ("Synchronous-SGD", "timeline.svg", "", "two wait for the slowest"),
+    (
+        "Synchronous-SGD",
+        "timeline-backup.svg",
+        "--replicas_to_aggregate 2",
+        "the first two make the update, the third is too late",
+    ),
+    (
+        "Synchronous-SGD-different-learning-rates",
+        "timeline.svg",
+        "",
+        "two wait for the slowest",
+    ),
+    ("SAGN", "timeline.svg", "--window 4", "four local steps, then all wait"),
+    ("Ring-All-Reduce", "timeline.svg", "", "all wait, then add up around the ring"),
+    ("Large-Minibatch", "timeline.svg", "", "all wait, then add up around the ring"),
+    ("Local-SGD", "timeline.svg", "--window 4", "four steps alone, then one average"),
+    ("DiLoCo", "timeline.svg", "--window 7", "silence while all take inner steps"),
+    ("Gossip-SGD", "timeline.svg", "", "two average at a time, and nobody waits"),
+    ("In-Graph-Replication", "timeline.svg", "", "one client leads all workers"),
+    ("Model-Parallelism", "timeline.svg", "", "micro-batches go through the stages"),
+    ("Partitioned-Embedding", "timeline.svg", "", "nobody waits; two ps, few rows"),
+]
+TOLD = {(folder, flags): told for folder, _, flags, told in PICTURES}
+
+
+def fail(sentence, status=2):
+    """Ends the program with one sentence on stderr."""
+    print(f"timeline.py: {sentence}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+# --- A run ------------------------------------------------------------------------
+
+
+def record(folder, flags, seconds=SECONDS, alternate=False):
+    """Runs an example until its workers have traced so long; returns the recording.
+
+    If they `alternate`, every other call is made without a trace.
+    """
+    example = registry.of(folder)
+    header = dict(ASSIGNMENT.findall((ROOT / folder / "run.sh").read_text()))
+    peers = header.get("PEERS", "")
+    callers = 1 if example.family == "client" else WORKERS
+    with tempfile.TemporaryDirectory() as directory:
+        at = Path(directory)
+        own = {
+            "TIMELINE_FOLDER": str(ROOT / folder),
+            "TIMELINE_SCRIPT": registry.script_of(folder),
+            "TIMELINE_RECORDING": directory,
+            "SCRIPT": str(RECORDER),
+            "NUM_PS": "0" if peers else re.sub(r"\D", "", header.get("NUM_PS", "1")),
+            "NUM_WORKERS": str(WORKERS),
+            "PEERS": peers,
+            "LOGDIR": str(at / "logdir"),
+            # A gradient that sleeps is to take no thread from the messages.
+            "TF_NUM_INTEROP_THREADS": "8",
+        }
+        launcher = ROOT / folder / header.get("LAUNCH", "cluster/launch.py")
+        command = [sys.executable, "-B", str(launcher), *SETTING, *flags]
+        with open(at / "output", "w") as output:
+            run = subprocess.Popen(
+                command, env={**os.environ, **own}, stdout=output, stderr=output
+            )
+        try:
+            return _recorded(run, at, callers, seconds, alternate)
+        finally:
+            run.send_signal(signal.SIGTERM)
+            run.wait()
+
+
+def _recorded(run, at, callers, seconds, alternate):
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until and run.poll() is None:
+        time.sleep(0.1)
+        ready = len(list(at.glob("ready-*"))) == callers
+        if ready and not (at / "window").exists():
+            begin = time.time() + 0.5
+            (at / "new").write_text(json.dumps([begin, begin + seconds, alternate]))
+            (at / "new").rename(at / "window")
+        files = sorted(at.glob("worker-*.json"))
+        if len(files) == callers:
+            return [json.loads(file.read_text()) for file in files]
+    lines = (at / "output").read_text().splitlines()[-5:]
+    fail("\n".join(["the run was not recorded; it said last:", *lines]), 1)
+
+
+def timeline_of(named, recordings):
+    """Returns (folder, flags, its Timeline) of `HogWild` or of `AGN --window 8`."""
+    folder, *flags = shlex.split(named)
+    path = recordings and recordings / (re.sub(r"\W+", "-", named) + ".json")
+    if path and path.exists():
+        recording = json.loads(path.read_text())
+    else:
+        recording = record(folder, flags)
+        if path:
+            recordings.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(recording, separators=(",", ":")))
+    family, alone = registry.of(folder).family, "--asynchronous" in flags
+    bound = None
+    if "--staleness" in flags:
+        bound = int(flags[flags.index("--staleness") + 1])
+    found = timeline_bars.timeline(recording, family, WORKERS, alone, bound)
+    return folder, flags, found
+
+
+def print_cost(named):
+    """Prints how much longer a call takes when it is traced, worker by worker."""
+    folder, *flags = shlex.split(named)
+    for worker in record(folder, flags, seconds=20, alternate=True):
+        times = {True: [], False: []}
+        for call in worker["calls"]:
+            length = (call["ended"] - call["began"]) / len(call["counts"])
+            times[bool(call["operations"])].append(length / 1000)
+        on, off = (statistics.median(times[traced]) for traced in (True, False))
+        print(
+            f"worker {worker['worker']}: {len(worker['calls'])} calls, a round takes "
+            f"{off:.2f} ms, traced {on:.2f} ms: {100 * (on / off - 1):+.1f} %"
+        )
+
+
+# --- Chrome's trace events ----------------------------------------------------------
+
+
+def events(timeline):
+    """Returns the timeline in the Trace Event Format, a dict for JSON.
+
+    A task is a process there, with its bars in one thread; a message is an arrow.
+    """
+    found, pids = [], {task: n for n, task in enumerate(timeline.tasks)}
+    for task, pid in pids.items():
+        name = {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": task}}
+        order = {"name": "process_sort_index", "ph": "M", "pid": pid}
+        found += [name, {**order, "args": {"sort_index": pid}}]
+    for bar in timeline.bars:
+        one = bar.round
+        place = {"pid": pids[bar.task], "tid": int(bar.kind in ("average",))}
+        args = {"global step": one.step, "staleness": one.staleness}
+        args["applied"] = one.became == timeline_bars.APPLIED
+        times = {"ts": 1000 * bar.start, "dur": 1000 * (bar.end - bar.start)}
+        found.append({"name": bar.kind, "ph": "X", **place, **times, "args": args})
+    for number, m in enumerate(timeline.messages):
+        same = {"name": m.kind, "cat": "message", "id": number, "tid": 0}
+        args = {"bytes": m.bytes}
+        out = {"ph": "s", "pid": pids[m.sender], "ts": 1000 * m.start, "args": args}
+        came = {"ph": "f", "bp": "e", "pid": pids[m.to], "ts": 1000 * m.end}
+        found += [{**same, **out}, {**same, **came}]
+    return {"traceEvents": found, "displayTimeUnit": "ms"}
+
+
+# --- The command --------------------------------------------------------------------
+
+
+def window(timeline):
+    """Returns the first millisecond of the half second in which least was disturbed.
+
+    That is when the gradients were closest to their median, worker by worker.
+    """
+    first, last = timeline.begin + 20, timeline.end - SHOWN - 20
+    if last < first:
+        raise timeline_bars.WrongError("less than half a second was traced")
+    work = [b for b in timeline.bars if b.kind in ("gradient", "mini-batch")]
+    nominal = {}
+    for bar in work:
+        nominal.setdefault(bar.task, []).append(bar.end - bar.start)
+    nominal = {task: sorted(all_)[len(all_) // 2] for task, all_ in nominal.items()}
+
+    def disturbed(begin):
+        there = [b for b in timeline.bars if begin < b.end and b.start < begin + SHOWN]
+        return sum(
+            abs(b.end - b.start - nominal[b.task])
+            if b in work
+            else (b.end - b.start) * (b.kind in ("pull", "push"))
+            for b in there
+        )
+
+    steps = range(int(first), int(last) + 1, 10)
+    return min(steps, key=disturbed)
+
+
+def main():
+    """Draws what the command line names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("schemes", nargs="*", metavar="SCHEME", help="AGN --window 8")
+    parser.add_argument("--out", type=Path, help="the picture")
+    parser.add_argument("--trace", type=Path, help="the same for Perfetto")
+    parser.add_argument("--recordings", type=Path, help="directory of what was traced")
+    parser.add_argument("--begin", type=float, help="milliseconds, of the half second")
+    parser.add_argument("--cost", action="store_true", help="what a trace costs")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the run is ended, too
+    known = {folder for folder, *_ in PICTURES}
+    unknown = [name for name in args.schemes if name.split()[0] not in known]
+    if unknown:
+        fail(f"{unknown[0]}: not one of {', '.join(sorted(known))}")
+    if args.trace and len(args.schemes) != 1:
+        fail("--trace: name one scheme")
+    if args.cost:
+        for named in args.schemes:
+            print_cost(named)
+        return
+    pictures = [(args.out, args.schemes)] if args.out or args.trace else own(args)
+    for path, schemes in pictures:
+        panels = []
+        try:
+            for named in schemes:
+                folder, flags, timeline = timeline_of(named, args.recordings)
+                begin = window(timeline) if args.begin is None else args.begin
+                told = TOLD.get((folder, " ".join(flags)), "")
+                panel = timeline_picture.Panel(folder, flags, told, timeline, begin)
+                panels.append(panel)
+        except timeline_bars.WrongError as error:
+            fail(f"{named}: {error}; no picture is drawn", 1)
+        if path:
+            path.write_text(timeline_picture.draw(panels, SHOWN))
+            print(path)
+        if args.trace:
+            args.trace.write_text(json.dumps(events(timeline)) + "\n")
+            print(args.trace)
+
+
+def own(args):
+    """Returns (path, [scheme with its flags]) of the folders' own pictures."""
+    names = args.schemes or sorted({folder for folder, *_ in PICTURES})
+    return [
+        (ROOT / folder / file, [f"{folder} {flags}".strip()])
+        for folder, file, flags, _ in PICTURES
+        if folder in names
+    ]
+
+
+if __name__ == "__main__":
+    main()

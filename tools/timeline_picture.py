@@ -1,0 +1,313 @@
+"""A timeline as an SVG: a row for each task, bars on it, arrows for messages.
+
+Colours are those of Okabe and Ito, which colour-blind people can tell apart, and no bar
+needs its colour: what waits is hatched, what is long enough has its word, a pull points
+from a ps and a push to it.
+"""
+
+import collections
+from xml.sax.saxutils import escape
+
+from timeline_bars import APPLIED
+
+Panel = collections.namedtuple("Panel", "folder flags told timeline begin")
+
+WIDTH, LEFT, RIGHT = 860, 86, 18  # pixels
+ROW, GAP, HEAD, AXIS, BETWEEN = 34, 16, 50, 26, 20
+FONT = "-apple-system,'Segoe UI','Noto Sans',Helvetica,Arial,sans-serif"
+INK, FAINT, LINE = "#1f2328", "#59636e", "#d1d9e0"
+
+# kind: fill, what the legend says
+KINDS = {
+    "gradient": ("#bfe0f5", "gradient"),
+    "forward": ("#bfe0f5", "forward"),
+    "backward": ("#f7d9a0", "backward"),
+    "mini-batch": ("#f7e9b0", "mini-batch"),
+    "late": ("url(#late)", "thrown away"),
+    "pull": ("#0072b2", "pull"),
+    "push": ("#d55e00", "push"),
+    "sum": ("#7fceb6", "added to the sum"),
+    "update": ("#009e73", "update"),
+    "all-reduce": ("#cc79a7", "all-reduce"),
+    "average": ("#cc79a7", "average"),
+    "wait": ("url(#wait)", "wait"),
+    "between": ("#b7bfc8", "between two calls"),
+}
+ARROWS = {"pull", "push", "all-reduce", "average"}
+LEAST = 2.0  # pixels of a bar
+DEFINITIONS = """<defs>
+<pattern id="wait" width="7" height="7" patternUnits="userSpaceOnUse" \
+patternTransform="rotate(45)"><rect width="7" height="7" fill="#f6f8fa"/>\
+<rect width="1.4" height="7" fill="#a9b1ba"/></pattern>
+<pattern id="late" width="6" height="6" patternUnits="userSpaceOnUse" \
+patternTransform="rotate(-45)"><rect width="6" height="6" fill="#fff"/>\
+<rect width="2.2" height="6" fill="#bfe0f5"/></pattern>
+"""
+
+
+def number(value):
+    """Returns a number as short as a tenth of a pixel allows."""
+    return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+def width_of(text, size=12):
+    """Returns about how many pixels a text takes, rather more."""
+    return sum(0.34 if c in " .,:;il|()t" else 0.57 for c in text) * size
+
+
+class Drawing:
+    """What has been drawn, as lines of SVG."""
+
+    def __init__(self):
+        self.lines = []
+
+    def rect(self, x, y, width, height, fill, more=""):
+        place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}"'
+        self.lines.append(f'<rect {place} height="{number(height)}" fill="{fill}"{more}/>')
+
+    def text(self, x, y, text, more="", halo=""):
+        if not text:
+            return
+        more += f' class="{halo}"' if halo else ""
+        place = f'x="{number(x)}" y="{number(y)}"'
+        self.lines.append(f"<text {place}{more}>{escape(text)}</text>")
+
+    def path(self, d, more):
+        self.lines.append(f'<path d="{d}" {more}/>')
+
+
+class Rows:
+    """Where tasks and times are in a panel."""
+
+    def __init__(self, panel, top, shown):
+        self.panel, self.top, self.shown = panel, top, shown
+        self.tasks = panel.timeline.tasks
+        self.scale = (WIDTH - LEFT - RIGHT) / shown
+
+    def x(self, time):
+        time = min(max(time - self.panel.begin, 0), self.shown)
+        return LEFT + time * self.scale
+
+    def y(self, task):
+        return self.top + HEAD + self.tasks.index(task) * (ROW + GAP)
+
+    @property
+    def bottom(self):
+        return self.top + HEAD + len(self.tasks) * (ROW + GAP) - GAP
+
+    def inside(self, one):
+        end = self.panel.begin + self.shown
+        return one.start < end and one.end > self.panel.begin
+
+
+def draw(panels, shown):
+    """Returns the SVG of panels, one below the other, of `shown` milliseconds each."""
+    drawing, top, kinds, stale = Drawing(), 10, set(), False
+    for panel in panels:
+        rows = Rows(panel, top, shown)
+        draw_panel(drawing, rows)
+        kinds |= {b.kind for b in panel.timeline.bars if rows.inside(b)}
+        stale |= is_asynchronous(panel.timeline)
+        top = rows.bottom + BETWEEN + 6
+    last = draw_axis(drawing, rows, top - BETWEEN - 6)
+    last = draw_legend(drawing, kinds, stale, last)
+    style = f"text{{font:12px {FONT};fill:{INK}}}.b{{font-weight:600}}"
+    style += f".f{{fill:{FAINT}}}.halo,.on{{paint-order:stroke;stroke:#fff;"
+    style += f"stroke-width:4px}}.on{{stroke:{KINDS['gradient'][0]}}}"
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {number(last)}" '
+        f'width="{WIDTH}" height="{number(last)}" role="img">'
+    )
+    names = ", ".join(panel.folder for panel in panels)
+    heads = "".join(
+        f'<marker id="{kind}" viewBox="0 0 6 6" refX="5.4" refY="3" markerWidth="6" '
+        f'markerHeight="6" orient="auto" markerUnits="userSpaceOnUse">'
+        f'<path d="M0 0L6 3L0 6z" fill="{KINDS[kind][0]}"/></marker>'
+        for kind in sorted(ARROWS)
+    )
+    frame = (
+        f'<rect x=".5" y=".5" width="{WIDTH - 1}" height="{number(last - 1)}" rx="8" '
+        f'fill="#fff" stroke="{LINE}"/>'
+    )
+    title = f"<title>Timeline of {escape(names)}</title>"
+    parts = [head, title, f"<style>{style}</style>", DEFINITIONS + heads + "</defs>"]
+    return "\n".join([*parts, frame, *drawing.lines, "</svg>"]) + "\n"
+
+
+def is_asynchronous(timeline):
+    """Says whether updates have a staleness."""
+    return any(one.staleness for one in timeline.rounds)
+
+
+def draw_panel(drawing, rows):
+    """Draws the head and the rows of a panel."""
+    panel, timeline = rows.panel, rows.panel.timeline
+    name = " ".join([panel.folder, *panel.flags])
+    drawing.text(LEFT, rows.top + 20, name, ' class="b" font-size="15"')
+    told = panel.told
+    drawing.text(LEFT, rows.top + 38, told, ' class="f"')
+    facts = facts_of(rows)
+    drawing.text(WIDTH - RIGHT, rows.top + 38, facts, ' class="f" text-anchor="end"')
+    for time in range(0, int(rows.shown) + 1, 100):
+        x = rows.x(panel.begin + time)
+        d = f"M{number(x)} {number(rows.top + HEAD - 4)}V{number(rows.bottom + 4)}"
+        drawing.path(d, f'stroke="{LINE}" stroke-width=".8"')
+    for task in timeline.tasks:
+        y = rows.y(task)
+        drawing.rect(LEFT, y, WIDTH - LEFT - RIGHT, ROW, "#f6f8fa")
+        more = ' text-anchor="end" class="b"'
+        drawing.text(LEFT - 10, y + ROW / 2 + 4, task, more)
+    draw_messages(drawing, rows)
+    draw_bars(drawing, rows)
+
+
+def facts_of(rows):
+    """Returns what is counted in the shown time, as a text."""
+    begin, end = rows.panel.begin, rows.panel.begin + rows.shown
+    timeline = rows.panel.timeline
+    made = [b for b in timeline.bars if b.kind == "update" and begin <= b.start < end]
+    steps = {b.round.step: b.round for b in made}
+    facts = [f"{len(steps)} updates"]
+    if is_asynchronous(timeline):
+        mean = sum(one.staleness for one in steps.values()) / max(1, len(steps))
+        facts.append(f"staleness {mean:.1f} on average")
+    sent = [m for m in timeline.messages if begin <= m.start < end]
+    kilobytes = sum(m.bytes for m in sent) / 1000
+    facts.append(f"{len(sent)} messages")
+    if kilobytes:
+        facts[-1] += f", {kilobytes:.0f} kB"
+    return " · ".join(facts)
+
+
+def draw_messages(drawing, rows):
+    """Draws an arrow for each message, from row to row, behind the bars."""
+    lines = collections.defaultdict(list)
+    for m in rows.panel.timeline.messages:
+        if not rows.inside(m) or m.end > rows.panel.begin + rows.shown:
+            continue
+        down = rows.tasks.index(m.to) > rows.tasks.index(m.sender)
+        y0 = rows.y(m.sender) + (ROW if down else 0)
+        y1 = rows.y(m.to) + (0 if down else ROW)
+        d = f"M{number(rows.x(m.start))} {number(y0)}L{number(rows.x(m.end))} {number(y1)}"
+        lines[m.kind].append(d)
+    for kind, found in lines.items():
+        more = f'stroke="{KINDS[kind][0]}" stroke-width="1.1" marker-end="url(#{kind})"'
+        drawing.lines.append(f"<g {more}>")
+        for d in found:
+            drawing.path(d, "")
+        drawing.lines.append("</g>")
+
+
+def draw_bars(drawing, rows):
+    """Draws the bars, the long ones first, and what is written on them."""
+    bars = [bar for bar in rows.panel.timeline.bars if rows.inside(bar)]
+    order = ["gradient", "forward", "backward", "mini-batch", "wait", "all-reduce"]
+    bars.sort(key=lambda bar: order.index(bar.kind) if bar.kind in order else 9)
+    for bar in bars:
+        x, end, y = rows.x(bar.start), rows.x(bar.end), rows.y(bar.task)
+        width, height = max(LEAST, end - x), ROW
+        fill, more = KINDS[bar.kind][0], ""
+        if bar.kind == "wait" and end - x < LEAST:
+            continue
+        if bar.kind == "gradient" and bar.round.became != APPLIED:
+            fill = KINDS["late"][0]
+        if bar.kind in ("gradient", "forward", "backward", "mini-batch"):
+            more = ' stroke="#fff" stroke-width="1"'
+        if bar.kind == "average":
+            y, height = y + ROW - 9, 9
+        if bar.kind == "between":
+            y, height = y + ROW / 2 - 2, 4
+        drawing.rect(x, y, width, height, fill, more)
+    write_gradients(drawing, rows, bars)
+    write_words(drawing, rows, bars)
+    write_numbers(drawing, rows, bars)
+
+
+def write_gradients(drawing, rows, bars):
+    """Writes the number of its update, and its staleness, on each gradient."""
+    work = collections.defaultdict(list)
+    for bar in bars:
+        if bar.kind in ("gradient", "forward", "backward"):
+            work[bar.task, bar.round if bar.kind == "gradient" else bar].append(bar)
+    stale = is_asynchronous(rows.panel.timeline)
+    for (task, one), group in work.items():
+        x, end = rows.x(group[0].start), rows.x(group[-1].end)
+        texts = [[group[0].text]]
+        if group[0].kind == "gradient" and one.became != APPLIED:
+            texts = [["too late"], ["late"]]
+        elif group[0].kind == "gradient":
+            long, short = f"update {one.step}", str(one.step)
+            if one.number is not None:
+                long, short = f"round {one.number}", f"r {one.number}"
+            texts = [[long], [short]]
+            if stale:
+                texts = [
+                    [long, f"staleness {one.staleness}"],
+                    [long, f"τ {one.staleness}"],
+                    [short, f"τ {one.staleness}"],
+                ]
+        room = [t for t in texts if max(map(width_of, t)) < end - x - 4]
+        if room:
+            halo = "on" if len(group) > 1 and one.became == APPLIED else ""
+            write(drawing, (x + end) / 2, rows.y(task), room[0], halo)
+
+
+def write(drawing, x, y, lines, halo=""):
+    """Writes one or two lines into a row, around its middle."""
+    first = y + ROW / 2 + (4 if len(lines) == 1 else -3)
+    for n, line in enumerate(lines):
+        drawing.text(x, first + 14 * n, line, ' text-anchor="middle"', halo)
+
+
+def write_words(drawing, rows, bars):
+    """Writes its word on every other bar that is long enough."""
+    for bar in bars:
+        x, end = rows.x(bar.start), rows.x(bar.end)
+        if bar.kind in ("wait", "all-reduce", "mini-batch", "late"):
+            word = bar.text or KINDS[bar.kind][1]
+            if width_of(word) < end - x - 4:
+                halo = "halo" if bar.kind == "wait" else ""
+                write(drawing, (x + end) / 2, rows.y(bar.task), [word], halo)
+
+
+def write_numbers(drawing, rows, bars):
+    """Writes the numbers of updates beside them on a ps, those that have room."""
+    for task in rows.tasks:
+        made = [b for b in bars if b.kind == "update" and b.task == task]
+        made.sort(key=lambda bar: bar.start)
+        xs = [rows.x(bar.end) for bar in made] + [WIDTH - RIGHT + 4]
+        gaps = [b - a for a, b in zip(xs, xs[1:], strict=False)]
+        wide = [width_of(str(bar.round.step)) + 8 for bar in made]
+        fit = [g > w for g, w in zip(gaps, wide, strict=True)]
+        if task[:2] == "ps" and sum(fit) > len(fit) / 2:
+            for bar, x, fits in zip(made, xs, fit, strict=False):
+                text = str(bar.round.step) if fits else ""
+                drawing.text(x + 4, rows.y(task) + ROW / 2 + 4, text)
+
+
+def draw_axis(drawing, rows, y):
+    """Draws the milliseconds; returns where it ends."""
+    for time in range(0, int(rows.shown) + 1, 100):
+        x = rows.x(rows.panel.begin + time)
+        last = time + 100 > rows.shown
+        anchor = ' text-anchor="end"' if last else ' text-anchor="middle"'
+        text = f"{time} ms" if last else str(time)
+        drawing.text(x, y + 20, text, anchor + ' class="f"')
+    return y + AXIS
+
+
+def draw_legend(drawing, kinds, stale, y):
+    """Draws what colours and hatches mean; returns where it ends."""
+    x, y = LEFT, y + 8
+    for kind, (fill, word) in KINDS.items():
+        if kind not in kinds:
+            continue
+        if x + 26 + width_of(word) > WIDTH - RIGHT:
+            x, y = LEFT, y + 20
+        drawing.rect(x, y, 14, 12, fill, f' stroke="{LINE}" stroke-width=".6"')
+        drawing.text(x + 19, y + 10.5, word, ' class="f"')
+        x += 19 + width_of(word) + 18
+    if stale:
+        text = "τ: staleness"
+        drawing.text(x, y + 10.5, text, ' class="f"')
+    return y + 26
