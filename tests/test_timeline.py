@@ -70,7 +70,14 @@ def ring_call(worker: int, start: float, length: float, counts: list) -> dict:
         (me, f"{g}/PyFunc", "PyFunc", "x", start + 100, length - 200),
         (me, f"{g}/concat", "ConcatV2", "x", came - 100, 90),
         (me, "round_0/all_reduce/C", "CollectiveReduce", "x", came, end - came + 1000),
-        (me, "round_0/all_reduce/A", "AssignAddVariableOp", "global_step", end + 1001, 1),
+        (
+            me,
+            "round_0/all_reduce/A",
+            "AssignAddVariableOp",
+            "global_step",
+            end + 1001,
+            1,
+        ),
         (me, "round_0/update/A", "AssignSubVariableOp", "center", end + 1010, 5),
     ]
     ends = [f"worker {1 - worker}", me, "1:1:0:0:0", 9620]
@@ -117,7 +124,9 @@ def test_bars_are_what_the_operations_of_a_round_say() -> None:
         "update": "ps 0",
     }
     begin = mine["pull"].start - 0.001
-    times = {k: (round(b.start - begin, 1), round(b.end - begin, 1)) for k, b in mine.items()}
+    times = {
+        k: (round(b.start - begin, 1), round(b.end - begin, 1)) for k, b in mine.items()
+    }
     assert times["gradient"] == (1, 60) and times["push"] == (60, 77.9)
     assert times["pull"] == (0, 0.9) and times["update"] == (78, 79)
 
@@ -170,7 +179,9 @@ def test_the_picture_can_be_read_and_is_small() -> None:
     assert root.get("width") == "860"
     sizes = [int(n) for n in re.findall(r'(?:font-size="|font:)(\d+)', text)]
     assert min(sizes) >= 12
-    words = {"".join(t.itertext()) for t in root.iter("{http://www.w3.org/2000/svg}text")}
+    words = {
+        "".join(t.itertext()) for t in root.iter("{http://www.w3.org/2000/svg}text")
+    }
     assert {"ps 0", "worker 1", "gradient", "pull", "push", "update", "500 ms"} <= words
     assert any(word.startswith("staleness") for word in words)
     colours = [fill for fill, _ in timeline_picture.KINDS.values()]

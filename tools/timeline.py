@@ -3,13 +3,13 @@
     python tools/timeline.py                      every folder's own picture
     python tools/timeline.py HogWild AGN          these
     python tools/timeline.py HogWild --out FILE.svg --trace FILE.json
-    python tools/timeline.py "AGN --window 8" HogWild --out FILE.svg   one below the other
+    python tools/timeline.py "AGN --window 8" HogWild --out FILE.svg   both, in one
 
 All runs have one setting, so that pictures can be compared: one ps if the scheme has
-any, three workers, a gradient of 30 ms, worker 2 twice as slow, half a second. FILE.json
-is for chrome://tracing and ui.perfetto.dev. `--recordings DIR` keeps what was traced, and
-takes what is there instead of a run. A picture that is not what the counters of the run
-say is refused.
+any, three workers, a gradient of 30 ms, worker 2 twice as slow, half a second. The file
+of --trace is for chrome://tracing and ui.perfetto.dev. `--recordings DIR` keeps what was
+traced, and takes what is there instead of a run. A picture that is not what the counters
+of the run say is refused.
 
 The example runs by its own launcher and script; timeline_recorder.py stands in between,
 and has TensorFlow trace the calls of a few seconds. All tasks are on this machine and
@@ -39,10 +39,13 @@ WORKERS = 3
 SETTING = ["--slow_workers", "0.03,0.03,0.06", "--steps", "1000000"]
 SECONDS = 3.0  # that are traced
 SHOWN = 500.0  # milliseconds that are drawn
+LONG = ("gradient", "mini-batch", "forward", "backward", "wait")  # not messages
 PATIENCE = 240  # seconds until a run has to be recorded
 ASSIGNMENT = re.compile(r"^(NUM_PS|SCRIPT|PEERS|LAUNCH)=(\S+)", re.M)
 
-# The pictures of the folders: file, flags, and what there is to see.
+# The pictures of the folders: file, flags, and what there is to see. A file of ZOOMED
+# shows so many milliseconds around one all-reduce.
+ZOOMED = {"timeline-ring.svg": 10}
 PICTURES = [
     ("HogWild", "timeline.svg", "", "nobody waits"),
     ("Dynamic-SGD", "timeline.svg", "", "nobody waits; a stale gradient moves w less"),
@@ -74,6 +77,12 @@ PICTURES = [
     ),
     ("SAGN", "timeline.svg", "--window 4", "four local steps, then all wait"),
     ("Ring-All-Reduce", "timeline.svg", "", "all wait, then add up around the ring"),
+    (
+        "Ring-All-Reduce",
+        "timeline-ring.svg",
+        "",
+        "one all-reduce, enlarged: four messages to every worker",
+    ),
     ("Large-Minibatch", "timeline.svg", "", "all wait, then add up around the ring"),
     ("Local-SGD", "timeline.svg", "--window 4", "four steps alone, then one average"),
     ("DiLoCo", "timeline.svg", "--window 7", "silence while all take inner steps"),
@@ -82,7 +91,9 @@ PICTURES = [
     ("Model-Parallelism", "timeline.svg", "", "micro-batches go through the stages"),
     ("Partitioned-Embedding", "timeline.svg", "", "nobody waits; two ps, few rows"),
 ]
-TOLD = {(folder, flags): told for folder, _, flags, told in PICTURES}
+TOLD = {
+    (folder, flags, ZOOMED.get(file)): told for folder, file, flags, told in PICTURES
+}
 
 
 def fail(sentence, status=2):
@@ -212,31 +223,37 @@ def events(timeline):
 # --- The command --------------------------------------------------------------------
 
 
+def around(timeline, shown):
+    """Returns the first millisecond of the time around the shortest all-reduce."""
+    there = [b for b in timeline.bars if b.kind == "all-reduce"]
+    shortest = min(there, key=lambda bar: bar.end - bar.start)
+    return (shortest.start + shortest.end - shown) / 2
+
+
 def window(timeline):
     """Returns the first millisecond of the half second in which least was disturbed.
 
-    That is when the gradients were closest to their median, worker by worker.
+    That is where workers compute or wait most of the time, and where gradients are
+    closest to their median, worker by worker: this machine may have other work.
     """
     first, last = timeline.begin + 20, timeline.end - SHOWN - 20
     if last < first:
         raise timeline_bars.WrongError("less than half a second was traced")
-    work = [b for b in timeline.bars if b.kind in ("gradient", "mini-batch")]
-    nominal = {}
-    for bar in work:
-        nominal.setdefault(bar.task, []).append(bar.end - bar.start)
-    nominal = {task: sorted(all_)[len(all_) // 2] for task, all_ in nominal.items()}
+    long = [b for b in timeline.bars if b.kind in LONG]
+    lengths = {}
+    for bar in long:
+        lengths.setdefault((bar.task, bar.kind), []).append(bar.end - bar.start)
+    nominal = {key: statistics.median(found) for key, found in lengths.items()}
 
-    def disturbed(begin):
-        there = [b for b in timeline.bars if begin < b.end and b.start < begin + SHOWN]
-        return sum(
-            abs(b.end - b.start - nominal[b.task])
-            if b in work
-            else (b.end - b.start) * (b.kind in ("pull", "push"))
-            for b in there
-        )
+    def calm(begin):
+        end, total = begin + SHOWN, 0
+        for bar in long:
+            total += max(0, min(bar.end, end) - max(bar.start, begin))
+            if begin < bar.end and bar.start < end and bar.kind != "wait":
+                total -= abs(bar.end - bar.start - nominal[bar.task, bar.kind])
+        return total
 
-    steps = range(int(first), int(last) + 1, 10)
-    return min(steps, key=disturbed)
+    return max(range(int(first), int(last) + 1, 5), key=calm)
 
 
 def main():
@@ -264,18 +281,19 @@ def main():
         return
     pictures = [(args.out, args.schemes)] if args.out or args.trace else own(args)
     for path, schemes in pictures:
-        panels = []
+        panels, zoom = [], path and ZOOMED.get(path.name)
         try:
             for named in schemes:
                 folder, flags, timeline = timeline_of(named, args.recordings)
-                begin = window(timeline) if args.begin is None else args.begin
-                told = TOLD.get((folder, " ".join(flags)), "")
+                begin = around(timeline, zoom) if zoom else window(timeline)
+                begin = begin if args.begin is None else args.begin
+                told = TOLD.get((folder, " ".join(flags), zoom), "")
                 panel = timeline_picture.Panel(folder, flags, told, timeline, begin)
                 panels.append(panel)
         except timeline_bars.WrongError as error:
             fail(f"{named}: {error}; no picture is drawn", 1)
         if path:
-            path.write_text(timeline_picture.draw(panels, SHOWN))
+            path.write_text(timeline_picture.draw(panels, zoom or SHOWN))
             print(path)
         if args.trace:
             args.trace.write_text(json.dumps(events(timeline)) + "\n")

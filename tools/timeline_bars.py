@@ -13,7 +13,9 @@ Bar = collections.namedtuple("Bar", "task kind start end text round")
 # `kind` is pull, push, all-reduce or average.
 Message = collections.namedtuple("Message", "kind sender to start end bytes")
 Operation = collections.namedtuple("Operation", "task name kind inputs start end")
-Timeline = collections.namedtuple("Timeline", "tasks bars messages rounds begin end")
+Timeline = collections.namedtuple(
+    "Timeline", "tasks bars messages rounds begin end stale"
+)
 
 # What has become of a push, as cluster/rounds.py has it.
 APPLIED, LATE = 1, 0
@@ -48,7 +50,9 @@ class Round:
         return [
             one
             for one in self.operations
-            if scope.match(one.name) and kind.match(one.kind) and task in (None, one.task)
+            if scope.match(one.name)
+            and kind.match(one.kind)
+            and task in (None, one.task)
         ]
 
     def first(self, scopes, kinds="", inputs="", task=None):
@@ -151,6 +155,13 @@ def updates(one):
     return one.first("push|number|update|all_reduce", "AssignAdd", COUNT)
 
 
+def seen_by(one):
+    """Returns the operation that counts updates at a pull; None in a synchronous one."""
+    if one.first("pull", "QueueDequeueMany"):
+        return None  # synchronous: nothing is stale
+    return one.first("pull|read", "ReadVariableOp", COUNT)
+
+
 def in_a_ring(rounds, others):
     """Returns (bars, messages) of rounds of peers, all of which all-reduce."""
     bars, messages, steps = [], [], collections.defaultdict(list)
@@ -165,7 +176,9 @@ def in_a_ring(rounds, others):
         for one in together:
             call, work = calls[one.task], gradients(one)
             if call.end < entered:
-                raise WrongError(f"step {step}: {one.task} has the mean before all came")
+                raise WrongError(
+                    f"step {step}: {one.task} has the mean before all came"
+                )
             mine = [m for m in others if m.to == one.task and _within(m, call)]
             expected = 2 * (len(workers) - 1)
             if len(mine) != expected:
@@ -291,7 +304,9 @@ def number_rounds(rounds, bound):
                 others = [t for t in ticks if t[1] != task and abs(t[0] - o.end) < 1]
                 if o.end - o.start > LEAST and others:
                     _, slowest, last = max(others)
-                    ahead.setdefault((task, slowest), []).append(bound + last + 1 - place)
+                    ahead.setdefault((task, slowest), []).append(
+                        bound + last + 1 - place
+                    )
     slowest = collections.Counter(slow for _, slow in ahead).most_common(1)
     first = {slowest[0][0]: 1} if slowest else {}
     for (task, slow), differences in ahead.items():
@@ -325,9 +340,12 @@ def between_calls(recording, rounds):
 def timeline(recording, family, workers, asynchronous=False, bound=None):
     """Returns the Timeline of a recording of an example of a family.
 
-    `bound` is that of stale-synchronous-parallel. It is of the time in which all workers that make calls were traced. Raises WrongError
+    `bound` is that of Stale-Synchronous-Parallel. The Timeline begins when every worker
+    that makes calls is traced, and ends before the first is no more. Raises WrongError
     if the bars are not what the counters say.
     """
+    if not all(worker["calls"] for worker in recording):
+        raise WrongError("a worker made no call in the time that was traced")
     rounds, others = rounds_of(recording)
     bars, messages = [], []
     if family == "peers":
@@ -353,7 +371,8 @@ def timeline(recording, family, workers, asynchronous=False, bound=None):
     end = min(call[-1]["ended"] for call in calls) / 1000
     tasks = {bar.task for bar in bars}
     tasks = sorted(tasks, key=lambda t: (t[:2] != "ps", int(t.split()[1])))
-    found = Timeline(tasks, bars, messages, rounds, begin, end)
+    stale = any(seen_by(one) for one in rounds) and family != "peers"
+    found = Timeline(tasks, bars, messages, rounds, begin, end, stale)
     check(found)
     return found
 
@@ -387,11 +406,9 @@ def check(timeline):
 def _check_staleness(timeline, made):
     """The updates between a pull and its push are as many as its staleness."""
     for one, own in made:
-        seen = one.first("pull|read", "ReadVariableOp", COUNT)
-        if not seen or one.first("pull", "QueueDequeueMany"):
-            continue  # synchronous: there is no staleness
-        if seen.start < timeline.begin or own.end > timeline.end:
-            continue
+        seen = seen_by(one)
+        if not seen or seen.start < timeline.begin or own.end > timeline.end:
+            continue  # there is no staleness, or not all was traced
         others = [o for other, o in made if other is not one]
         least = sum(seen.end < o.start and o.end < own.start for o in others)
         most = sum(seen.start < o.end and o.start < own.end for o in others)
@@ -408,7 +425,9 @@ def _check_steps(timeline, made):
         token = one.first("pull", "QueueDequeueMany")
         before = made.get(one.step - 1)
         if token and before and token.end < before.start:
-            raise WrongError(f"{one.task} begins step {one.step} before update {one.step - 1}")
+            raise WrongError(
+                f"{one.task} begins step {one.step} before update {one.step - 1}"
+            )
     steps = collections.Counter(
         one.step
         for one in timeline.rounds

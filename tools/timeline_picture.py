@@ -63,7 +63,9 @@ class Drawing:
 
     def rect(self, x, y, width, height, fill, more=""):
         place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}"'
-        self.lines.append(f'<rect {place} height="{number(height)}" fill="{fill}"{more}/>')
+        self.lines.append(
+            f'<rect {place} height="{number(height)}" fill="{fill}"{more}/>'
+        )
 
     def text(self, x, y, text, more="", halo=""):
         if not text:
@@ -83,6 +85,7 @@ class Rows:
         self.panel, self.top, self.shown = panel, top, shown
         self.tasks = panel.timeline.tasks
         self.scale = (WIDTH - LEFT - RIGHT) / shown
+        self.enlarged = self.scale > 20
 
     def x(self, time):
         time = min(max(time - self.panel.begin, 0), self.shown)
@@ -99,6 +102,15 @@ class Rows:
         end = self.panel.begin + self.shown
         return one.start < end and one.end > self.panel.begin
 
+    def times(self):
+        """Returns the milliseconds of the axis."""
+        return [int(self.shown) * n // 5 for n in range(6)]
+
+    def shows(self, bar):
+        """Says whether a bar is drawn: all are, but a wait that nobody would see."""
+        seen = bar.kind != "wait" or self.x(bar.end) - self.x(bar.start) > LEAST
+        return self.inside(bar) and seen
+
 
 def draw(panels, shown):
     """Returns the SVG of panels, one below the other, of `shown` milliseconds each."""
@@ -106,8 +118,8 @@ def draw(panels, shown):
     for panel in panels:
         rows = Rows(panel, top, shown)
         draw_panel(drawing, rows)
-        kinds |= {b.kind for b in panel.timeline.bars if rows.inside(b)}
-        stale |= is_asynchronous(panel.timeline)
+        kinds |= {b.kind for b in panel.timeline.bars if rows.shows(b)}
+        stale |= panel.timeline.stale
         top = rows.bottom + BETWEEN + 6
     last = draw_axis(drawing, rows, top - BETWEEN - 6)
     last = draw_legend(drawing, kinds, stale, last)
@@ -134,11 +146,6 @@ def draw(panels, shown):
     return "\n".join([*parts, frame, *drawing.lines, "</svg>"]) + "\n"
 
 
-def is_asynchronous(timeline):
-    """Says whether updates have a staleness."""
-    return any(one.staleness for one in timeline.rounds)
-
-
 def draw_panel(drawing, rows):
     """Draws the head and the rows of a panel."""
     panel, timeline = rows.panel, rows.panel.timeline
@@ -146,9 +153,9 @@ def draw_panel(drawing, rows):
     drawing.text(LEFT, rows.top + 20, name, ' class="b" font-size="15"')
     told = panel.told
     drawing.text(LEFT, rows.top + 38, told, ' class="f"')
-    facts = facts_of(rows)
+    facts = "" if rows.enlarged else facts_of(rows)
     drawing.text(WIDTH - RIGHT, rows.top + 38, facts, ' class="f" text-anchor="end"')
-    for time in range(0, int(rows.shown) + 1, 100):
+    for time in rows.times():
         x = rows.x(panel.begin + time)
         d = f"M{number(x)} {number(rows.top + HEAD - 4)}V{number(rows.bottom + 4)}"
         drawing.path(d, f'stroke="{LINE}" stroke-width=".8"')
@@ -157,8 +164,13 @@ def draw_panel(drawing, rows):
         drawing.rect(LEFT, y, WIDTH - LEFT - RIGHT, ROW, "#f6f8fa")
         more = ' text-anchor="end" class="b"'
         drawing.text(LEFT - 10, y + ROW / 2 + 4, task, more)
-    draw_messages(drawing, rows)
-    draw_bars(drawing, rows)
+    if rows.enlarged:  # there is room for messages on the bars
+        draw_bars(drawing, rows)
+        draw_messages(drawing, rows)
+    else:
+        draw_messages(drawing, rows)
+        draw_bars(drawing, rows)
+    write_words(drawing, rows)
 
 
 def facts_of(rows):
@@ -167,8 +179,8 @@ def facts_of(rows):
     timeline = rows.panel.timeline
     made = [b for b in timeline.bars if b.kind == "update" and begin <= b.start < end]
     steps = {b.round.step: b.round for b in made}
-    facts = [f"{len(steps)} updates"]
-    if is_asynchronous(timeline):
+    facts = [f"{len(steps)} update" + "s" * (len(steps) != 1)]
+    if timeline.stale:
         mean = sum(one.staleness for one in steps.values()) / max(1, len(steps))
         facts.append(f"staleness {mean:.1f} on average")
     sent = [m for m in timeline.messages if begin <= m.start < end]
@@ -188,10 +200,11 @@ def draw_messages(drawing, rows):
         down = rows.tasks.index(m.to) > rows.tasks.index(m.sender)
         y0 = rows.y(m.sender) + (ROW if down else 0)
         y1 = rows.y(m.to) + (0 if down else ROW)
-        d = f"M{number(rows.x(m.start))} {number(y0)}L{number(rows.x(m.end))} {number(y1)}"
-        lines[m.kind].append(d)
+        x0, y0, x1, y1 = map(number, (rows.x(m.start), y0, rows.x(m.end), y1))
+        lines[m.kind].append(f"M{x0} {y0}L{x1} {y1}")
     for kind, found in lines.items():
-        more = f'stroke="{KINDS[kind][0]}" stroke-width="1.1" marker-end="url(#{kind})"'
+        colour = "#6b2f53" if rows.enlarged else KINDS[kind][0]
+        more = f'stroke="{colour}" stroke-width="1.1" marker-end="url(#{kind})"'
         drawing.lines.append(f"<g {more}>")
         for d in found:
             drawing.path(d, "")
@@ -200,15 +213,13 @@ def draw_messages(drawing, rows):
 
 def draw_bars(drawing, rows):
     """Draws the bars, the long ones first, and what is written on them."""
-    bars = [bar for bar in rows.panel.timeline.bars if rows.inside(bar)]
+    bars = [bar for bar in rows.panel.timeline.bars if rows.shows(bar)]
     order = ["gradient", "forward", "backward", "mini-batch", "wait", "all-reduce"]
     bars.sort(key=lambda bar: order.index(bar.kind) if bar.kind in order else 9)
     for bar in bars:
         x, end, y = rows.x(bar.start), rows.x(bar.end), rows.y(bar.task)
         width, height = max(LEAST, end - x), ROW
         fill, more = KINDS[bar.kind][0], ""
-        if bar.kind == "wait" and end - x < LEAST:
-            continue
         if bar.kind == "gradient" and bar.round.became != APPLIED:
             fill = KINDS["late"][0]
         if bar.kind in ("gradient", "forward", "backward", "mini-batch"):
@@ -218,8 +229,13 @@ def draw_bars(drawing, rows):
         if bar.kind == "between":
             y, height = y + ROW / 2 - 2, 4
         drawing.rect(x, y, width, height, fill, more)
+
+
+def write_words(drawing, rows):
+    """Writes on bars, and beside them, what has room."""
+    bars = [bar for bar in rows.panel.timeline.bars if rows.shows(bar)]
     write_gradients(drawing, rows, bars)
-    write_words(drawing, rows, bars)
+    write_kinds(drawing, rows, bars)
     write_numbers(drawing, rows, bars)
 
 
@@ -229,7 +245,7 @@ def write_gradients(drawing, rows, bars):
     for bar in bars:
         if bar.kind in ("gradient", "forward", "backward"):
             work[bar.task, bar.round if bar.kind == "gradient" else bar].append(bar)
-    stale = is_asynchronous(rows.panel.timeline)
+    stale = rows.panel.timeline.stale
     for (task, one), group in work.items():
         x, end = rows.x(group[0].start), rows.x(group[-1].end)
         texts = [[group[0].text]]
@@ -259,7 +275,7 @@ def write(drawing, x, y, lines, halo=""):
         drawing.text(x, first + 14 * n, line, ' text-anchor="middle"', halo)
 
 
-def write_words(drawing, rows, bars):
+def write_kinds(drawing, rows, bars):
     """Writes its word on every other bar that is long enough."""
     for bar in bars:
         x, end = rows.x(bar.start), rows.x(bar.end)
@@ -287,9 +303,9 @@ def write_numbers(drawing, rows, bars):
 
 def draw_axis(drawing, rows, y):
     """Draws the milliseconds; returns where it ends."""
-    for time in range(0, int(rows.shown) + 1, 100):
+    for time in rows.times():
         x = rows.x(rows.panel.begin + time)
-        last = time + 100 > rows.shown
+        last = time == rows.times()[-1]
         anchor = ' text-anchor="end"' if last else ' text-anchor="middle"'
         text = f"{time} ms" if last else str(time)
         drawing.text(x, y + 20, text, anchor + ' class="f"')

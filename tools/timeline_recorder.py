@@ -16,7 +16,9 @@ import sys
 import time
 
 FOLDER, SCRIPT, RECORDING = "TIMELINE_FOLDER", "TIMELINE_SCRIPT", "TIMELINE_RECORDING"
-READY = 3.0  # seconds of training after which a worker's rounds are as they stay
+# Seconds of training, and calls of one size in a row, after which rounds are as they
+# stay: TensorFlow prepares a graph when it is called first.
+READY = 3.0, 3
 DEVICE = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 OPERATION = re.compile(r" = (\w+)\((.*)")
 MESSAGE = re.compile(r"^\[(\d+)B\] \[.*?\] (\S+) from (\S+) to (\S+)")
@@ -59,6 +61,7 @@ class Recorder:
     def __init__(self, worker, directory):
         self.worker, self.directory = worker, directory
         self.traced, self.ready, self.over = [], False, False
+        self.before, self.same = None, 0  # calls in a row that fetch the same
         self.first = self.begin = self.end = None  # times of the first call, the window
         self.alternate = False  # trace every other call only, to find what that costs
 
@@ -66,10 +69,13 @@ class Recorder:
         """Returns the path of a file of the recording."""
         return os.path.join(self.directory, name)
 
-    def look(self, now):
+    def look(self, now, fetches):
         """Says that this worker is ready; reads the window, once it is there."""
         self.first = self.first or now
-        if not self.ready and now > self.first + READY:
+        self.same = self.same + 1 if self.before is fetches else 0
+        self.before = fetches
+        seconds, calls = READY
+        if not self.ready and now > self.first + seconds and self.same >= calls:
             open(self.file(f"ready-{self.worker}"), "w").close()
             self.ready = True
         if os.path.exists(self.file("window")):
@@ -85,7 +91,7 @@ class Recorder:
             if self.over:
                 return plain(*args)
             if self.begin is None:
-                self.look(now)
+                self.look(now, fetches)
             if self.begin is None or now < self.begin:
                 return plain(*args)
             if now > self.end:
