@@ -7,9 +7,9 @@
 
 All runs have one setting, so that pictures can be compared: one ps if the scheme has
 any, three workers, a gradient of 30 ms, worker 2 twice as slow, half a second. The file
-of --trace is for chrome://tracing and ui.perfetto.dev. `--recordings DIR` keeps what was
-traced, and takes what is there instead of a run. A picture that is not what the counters
-of the run say is refused.
+of --trace is for chrome://tracing and ui.perfetto.dev. `--recordings DIR` keeps what
+was traced, and takes what is there instead of a run. A picture that is not what the
+counters of the run say is refused.
 
 The example runs by its own launcher and script; timeline_recorder.py stands in between,
 and has TensorFlow trace the calls of a few seconds. All tasks are on this machine and
@@ -36,16 +36,23 @@ import timeline_picture
 ROOT = Path(__file__).resolve().parents[1]
 RECORDER = Path(__file__).with_name("timeline_recorder.py")
 WORKERS = 3
-SETTING = ["--slow_workers", "0.03,0.03,0.06", "--steps", "1000000"]
+SETTING = ["--steps", "1000000"]
+# In these the workers run no Python that could sleep for a gradient.
+LED = "In-Graph-Replication", "Model-Parallelism"
+SLOW = ["--slow_workers", "0.03,0.03,0.06"]
 SECONDS = 3.0  # that are traced
 SHOWN = 500.0  # milliseconds that are drawn
 LONG = ("gradient", "mini-batch", "forward", "backward", "wait")  # not messages
 PATIENCE = 240  # seconds until a run has to be recorded
 ASSIGNMENT = re.compile(r"^(NUM_PS|SCRIPT|PEERS|LAUNCH)=(\S+)", re.M)
 
-# The pictures of the folders: file, flags, and what there is to see. A file of ZOOMED
-# shows so many milliseconds around one all-reduce.
-ZOOMED = {"timeline-ring.svg": 10}
+# The pictures of the folders: file, flags, and what there is to see. One of ZOOMED
+# shows so many milliseconds only, around an all-reduce if there is one.
+ZOOMED = {
+    ("Ring-All-Reduce", "timeline-ring.svg"): 10,
+    ("In-Graph-Replication", "timeline.svg"): 25,
+    ("Model-Parallelism", "timeline.svg"): 100,
+}
 PICTURES = [
     ("HogWild", "timeline.svg", "", "nobody waits"),
     ("Dynamic-SGD", "timeline.svg", "", "nobody waits; a stale gradient moves w less"),
@@ -59,9 +66,18 @@ PICTURES = [
     ("DOWNPOUR-Easy", "timeline.svg", "--window 4", "four local steps, one push"),
     ("DOWNPOUR", "timeline.svg", "--window 4", "four local steps, one push"),
     ("AGN", "timeline.svg", "--window 4", "four local steps, one push"),
-    ("AEASGD", "timeline.svg", "--window 4", "w is pulled, the difference is pushed"),
-    ("AEAMSGD", "timeline.svg", "--window 4", "w is pulled, the difference is pushed"),
-    ("Gradient-Compression", "timeline.svg", "", "nobody waits; a push is small"),
+    (
+        "AEASGD",
+        "timeline.svg",
+        "--window 4",
+        "an exchange both ways, then four local steps",
+    ),
+    (
+        "AEAMSGD",
+        "timeline.svg",
+        "--window 4",
+        "an exchange both ways, then four local steps",
+    ),
     ("Synchronous-SGD", "timeline.svg", "", "two wait for the slowest"),
     (
         "Synchronous-SGD",
@@ -85,14 +101,30 @@ PICTURES = [
     ),
     ("Large-Minibatch", "timeline.svg", "", "all wait, then add up around the ring"),
     ("Local-SGD", "timeline.svg", "--window 4", "four steps alone, then one average"),
-    ("DiLoCo", "timeline.svg", "--window 7", "silence while all take inner steps"),
+    (
+        "DiLoCo",
+        "timeline.svg",
+        "--window 7",
+        "seven inner steps in silence, then an all-reduce",
+    ),
     ("Gossip-SGD", "timeline.svg", "", "two average at a time, and nobody waits"),
-    ("In-Graph-Replication", "timeline.svg", "", "one client leads all workers"),
-    ("Model-Parallelism", "timeline.svg", "", "micro-batches go through the stages"),
+    (
+        "In-Graph-Replication",
+        "timeline.svg",
+        "--batch_size 512",
+        "one client leads all workers",
+    ),
+    (
+        "Model-Parallelism",
+        "timeline.svg",
+        "--batch_size 4096",
+        "micro-batches go through the stages",
+    ),
     ("Partitioned-Embedding", "timeline.svg", "", "nobody waits; two ps, few rows"),
 ]
 TOLD = {
-    (folder, flags, ZOOMED.get(file)): told for folder, file, flags, told in PICTURES
+    (folder, flags, ZOOMED.get((folder, file))): told
+    for folder, file, flags, told in PICTURES
 }
 
 
@@ -129,7 +161,8 @@ def record(folder, flags, seconds=SECONDS, alternate=False):
             "TF_NUM_INTEROP_THREADS": "8",
         }
         launcher = ROOT / folder / header.get("LAUNCH", "cluster/launch.py")
-        command = [sys.executable, "-B", str(launcher), *SETTING, *flags]
+        slow = [] if folder in LED else SLOW
+        command = [sys.executable, "-B", str(launcher), *SETTING, *slow, *flags]
         with open(at / "output", "w") as output:
             run = subprocess.Popen(
                 command, env={**os.environ, **own}, stdout=output, stderr=output
@@ -223,30 +256,28 @@ def events(timeline):
 # --- The command --------------------------------------------------------------------
 
 
-def around(timeline, shown):
-    """Returns the first millisecond of the time around the shortest all-reduce."""
-    there = [b for b in timeline.bars if b.kind == "all-reduce"]
-    shortest = min(there, key=lambda bar: bar.end - bar.start)
-    return (shortest.start + shortest.end - shown) / 2
-
-
-def window(timeline):
-    """Returns the first millisecond of the half second in which least was disturbed.
+def window(timeline, shown):
+    """Returns the first millisecond of the time in which least was disturbed.
 
     That is where workers compute or wait most of the time, and where gradients are
     closest to their median, worker by worker: this machine may have other work.
     """
-    first, last = timeline.begin + 20, timeline.end - SHOWN - 20
+    there = [b for b in timeline.bars if b.kind == "all-reduce"]
+    if there and shown < SHOWN:
+        one = min(there, key=lambda bar: bar.end - bar.start)
+        return (one.start + one.end - shown) / 2
+    first, last = timeline.begin + 20, timeline.end - shown - 20
     if last < first:
-        raise timeline_bars.WrongError("less than half a second was traced")
-    long = [b for b in timeline.bars if b.kind in LONG]
+        raise timeline_bars.WrongError("too short a time was traced")
+    counted = LONG if shown == SHOWN else LONG[:-1]
+    long = [b for b in timeline.bars if b.kind in counted]
     lengths = {}
     for bar in long:
         lengths.setdefault((bar.task, bar.kind), []).append(bar.end - bar.start)
     nominal = {key: statistics.median(found) for key, found in lengths.items()}
 
     def calm(begin):
-        end, total = begin + SHOWN, 0
+        end, total = begin + shown, 0
         for bar in long:
             total += max(0, min(bar.end, end) - max(bar.start, begin))
             if begin < bar.end and bar.start < end and bar.kind != "wait":
@@ -281,19 +312,20 @@ def main():
         return
     pictures = [(args.out, args.schemes)] if args.out or args.trace else own(args)
     for path, schemes in pictures:
-        panels, zoom = [], path and ZOOMED.get(path.name)
+        panels = []
         try:
             for named in schemes:
                 folder, flags, timeline = timeline_of(named, args.recordings)
-                begin = around(timeline, zoom) if zoom else window(timeline)
-                begin = begin if args.begin is None else args.begin
+                zoom = ZOOMED.get((folder, path and path.name))
+                shown = zoom or SHOWN
+                begin = window(timeline, shown) if args.begin is None else args.begin
                 told = TOLD.get((folder, " ".join(flags), zoom), "")
                 panel = timeline_picture.Panel(folder, flags, told, timeline, begin)
                 panels.append(panel)
         except timeline_bars.WrongError as error:
             fail(f"{named}: {error}; no picture is drawn", 1)
         if path:
-            path.write_text(timeline_picture.draw(panels, zoom or SHOWN))
+            path.write_text(timeline_picture.draw(panels, shown))
             print(path)
         if args.trace:
             args.trace.write_text(json.dumps(events(timeline)) + "\n")

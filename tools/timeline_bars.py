@@ -22,8 +22,10 @@ APPLIED, LATE = 1, 0
 ROUND = re.compile(r"(?:group_(\d+)/)?round_(\d+)/(.*)")
 EDGE = re.compile(r"(?:^|_)((?:group_\d+/)?round_\d+/.*)")
 UNIT = re.compile(r"(forward|backward)_(\d+)_(\d+)/")
+PUSHED = re.compile(r"push/split|tower_\d+/gradients")
 DONE = re.compile(r"Assign|ResourceScatter|ResourceApply|ConsumeMutexLock|QueueEnqueue")
 COUNT = "global_step"
+FEW = 100  # bytes: a message that is shorter has counts in it
 LEAST = 0.3  # milliseconds: a wait that is shorter is not drawn
 
 
@@ -123,11 +125,15 @@ def at_a_ps(one):
     bars, messages = gradients(one), []
     begin, end = bars[0].start, bars[-1].end
     for m in one.messages:
+        if m.bytes < FEW:
+            continue
         if m.to == one.task and m.kind.startswith("pull"):
             messages.append(m._replace(kind="pull"))
         elif m.sender == one.task:
-            messages.append(m._replace(kind="push"))
-    pulls = [m for m in messages if m.kind == "pull"]
+            # The numbers of the rows that are to be pulled, if not all are.
+            kind = "pull" if m.kind.startswith("pull") else "push"
+            messages.append(m._replace(kind=kind))
+    pulls = [m for m in messages if m.kind == "pull" and m.to == one.task]
     pushes = [m for m in messages if m.kind == "push"]
     if not pulls or not pushes:
         raise WrongError(f"a round of {one.task} without a pull or a push in the trace")
@@ -156,7 +162,7 @@ def updates(one):
 
 
 def seen_by(one):
-    """Returns the operation that counts updates at a pull; None in a synchronous one."""
+    """Returns the operation that counts updates at a pull; None if synchronous."""
     if one.first("pull", "QueueDequeueMany"):
         return None  # synchronous: nothing is stale
     return one.first("pull|read", "ReadVariableOp", COUNT)
@@ -234,7 +240,8 @@ def led_by_a_client(one, workers):
         work = one.of(scope, r"\w*MatMul", task)
         if not work:
             raise WrongError(f"a round without the gradient of {task} in the trace")
-        name = "PyFunc" + f"_{number}" * (number > 0)
+        tail = f"_{number}" * (number > 0)
+        name = "PyFunc" + tail
         begin, last = work[0].start, max(o.end for o in one.of(scope, task=task))
         slow = one.of(name, "PyFunc")
         bars += [Bar(task, "mini-batch", o.start, o.end, "", one) for o in slow]
@@ -243,8 +250,11 @@ def led_by_a_client(one, workers):
             if m.to == task and m.kind.startswith(scope) and m.sender[:2] == "ps":
                 messages.append(m._replace(kind="pull"))
                 bars.append(Bar(task, "pull", m.start, m.end, "", one))
-            if m.sender == task and m.to[:2] == "ps":
-                messages.append(m._replace(kind="push"))
+            if m.bytes < FEW or not PUSHED.match(m.kind) or m.sender != task:
+                continue
+            # It may go by the client, which cuts it into its pieces.
+            messages.append(m._replace(kind="push"))
+            if m.kind.startswith(scope) or m.kind == f"push/split{tail}":
                 bars.append(Bar(task, "push", last, max(m.end, last), "", one))
                 last = max(m.end, last)
         begin = one.first("push", "MutexLock").start

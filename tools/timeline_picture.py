@@ -13,7 +13,10 @@ from timeline_bars import APPLIED
 Panel = collections.namedtuple("Panel", "folder flags told timeline begin")
 
 WIDTH, LEFT, RIGHT = 860, 86, 18  # pixels
-ROW, GAP, HEAD, AXIS, BETWEEN = 34, 16, 50, 26, 20
+AXIS = 26
+# Pixels of a row, of the gap below it, of the head of a panel, and between two panels.
+Sizes = collections.namedtuple("Sizes", "row gap head between")
+ALONE, TOGETHER = Sizes(34, 16, 50, 0), Sizes(17, 7, 26, 10)
 FONT = "-apple-system,'Segoe UI','Noto Sans',Helvetica,Arial,sans-serif"
 INK, FAINT, LINE = "#1f2328", "#59636e", "#d1d9e0"
 
@@ -81,8 +84,8 @@ class Drawing:
 class Rows:
     """Where tasks and times are in a panel."""
 
-    def __init__(self, panel, top, shown):
-        self.panel, self.top, self.shown = panel, top, shown
+    def __init__(self, panel, top, shown, sizes):
+        self.panel, self.top, self.shown, self.sizes = panel, top, shown, sizes
         self.tasks = panel.timeline.tasks
         self.scale = (WIDTH - LEFT - RIGHT) / shown
         self.enlarged = self.scale > 20
@@ -92,11 +95,16 @@ class Rows:
         return LEFT + time * self.scale
 
     def y(self, task):
-        return self.top + HEAD + self.tasks.index(task) * (ROW + GAP)
+        each = self.sizes.row + self.sizes.gap
+        return self.top + self.sizes.head + self.tasks.index(task) * each
 
     @property
     def bottom(self):
-        return self.top + HEAD + len(self.tasks) * (ROW + GAP) - GAP
+        return self.y(self.tasks[-1]) + self.sizes.row
+
+    def middle(self, task):
+        """Returns where the middle of a row is."""
+        return self.y(task) + self.sizes.row / 2
 
     def inside(self, one):
         end = self.panel.begin + self.shown
@@ -115,15 +123,17 @@ class Rows:
 def draw(panels, shown):
     """Returns the SVG of panels, one below the other, of `shown` milliseconds each."""
     drawing, top, kinds, stale = Drawing(), 10, set(), False
+    sizes = ALONE if len(panels) == 1 else TOGETHER
     for panel in panels:
-        rows = Rows(panel, top, shown)
+        rows = Rows(panel, top, shown, sizes)
         draw_panel(drawing, rows)
         kinds |= {b.kind for b in panel.timeline.bars if rows.shows(b)}
-        stale |= panel.timeline.stale
-        top = rows.bottom + BETWEEN + 6
-    last = draw_axis(drawing, rows, top - BETWEEN - 6)
+        stale |= panel.timeline.stale and sizes is ALONE
+        top = rows.bottom + sizes.between
+    last = draw_axis(drawing, rows, rows.bottom)
     last = draw_legend(drawing, kinds, stale, last)
-    style = f"text{{font:12px {FONT};fill:{INK}}}.b{{font-weight:600}}"
+    style = f"text{{font:12px {FONT};fill:{INK}}}.b,.t{{font-weight:600}}"
+    style += ".t{font-size:15px}"
     style += f".f{{fill:{FAINT}}}.halo,.on{{paint-order:stroke;stroke:#fff;"
     style += f"stroke-width:4px}}.on{{stroke:{KINDS['gradient'][0]}}}"
     head = (
@@ -150,20 +160,28 @@ def draw_panel(drawing, rows):
     """Draws the head and the rows of a panel."""
     panel, timeline = rows.panel, rows.panel.timeline
     name = " ".join([panel.folder, *panel.flags])
-    drawing.text(LEFT, rows.top + 20, name, ' class="b" font-size="15"')
-    told = panel.told
-    drawing.text(LEFT, rows.top + 38, told, ' class="f"')
-    facts = "" if rows.enlarged else facts_of(rows)
-    drawing.text(WIDTH - RIGHT, rows.top + 38, facts, ' class="f" text-anchor="end"')
+    facts, right = facts_of(rows), ' class="f" text-anchor="end"'
+    y, bold = rows.top + 20, ' class="t"'
+    if rows.sizes is ALONE:
+        drawing.text(LEFT, y, name, bold)
+        drawing.text(LEFT, y + 18, panel.told, ' class="f"')
+        if not rows.enlarged:
+            drawing.text(WIDTH - RIGHT, y + 18, " · ".join(facts), right)
+    else:
+        told = f'<tspan dx="10" class="f">{escape(panel.told)}</tspan>'
+        line = f'<text x="{LEFT}" y="{number(y)}"><tspan{bold}>{escape(panel.folder)}'
+        drawing.lines.append(f"{line}</tspan>{told}</text>")
+        drawing.text(WIDTH - RIGHT, y, facts[0], right)
     for time in rows.times():
         x = rows.x(panel.begin + time)
-        d = f"M{number(x)} {number(rows.top + HEAD - 4)}V{number(rows.bottom + 4)}"
+        top, bottom = rows.y(rows.tasks[0]) - 4, rows.bottom + 4
+        d = f"M{number(x)} {number(top)}V{number(bottom)}"
         drawing.path(d, f'stroke="{LINE}" stroke-width=".8"')
     for task in timeline.tasks:
-        y = rows.y(task)
-        drawing.rect(LEFT, y, WIDTH - LEFT - RIGHT, ROW, "#f6f8fa")
+        y, height = rows.y(task), rows.sizes.row
+        drawing.rect(LEFT, y, WIDTH - LEFT - RIGHT, height, "#f6f8fa")
         more = ' text-anchor="end" class="b"'
-        drawing.text(LEFT - 10, y + ROW / 2 + 4, task, more)
+        drawing.text(LEFT - 10, rows.middle(task) + 4, task, more)
     if rows.enlarged:  # there is room for messages on the bars
         draw_bars(drawing, rows)
         draw_messages(drawing, rows)
@@ -174,7 +192,7 @@ def draw_panel(drawing, rows):
 
 
 def facts_of(rows):
-    """Returns what is counted in the shown time, as a text."""
+    """Returns what is counted in the shown time, as texts."""
     begin, end = rows.panel.begin, rows.panel.begin + rows.shown
     timeline = rows.panel.timeline
     made = [b for b in timeline.bars if b.kind == "update" and begin <= b.start < end]
@@ -188,7 +206,7 @@ def facts_of(rows):
     facts.append(f"{len(sent)} messages")
     if kilobytes:
         facts[-1] += f", {kilobytes:.0f} kB"
-    return " · ".join(facts)
+    return facts
 
 
 def draw_messages(drawing, rows):
@@ -198,8 +216,8 @@ def draw_messages(drawing, rows):
         if not rows.inside(m) or m.end > rows.panel.begin + rows.shown:
             continue
         down = rows.tasks.index(m.to) > rows.tasks.index(m.sender)
-        y0 = rows.y(m.sender) + (ROW if down else 0)
-        y1 = rows.y(m.to) + (0 if down else ROW)
+        y0 = rows.y(m.sender) + rows.sizes.row * down
+        y1 = rows.y(m.to) + rows.sizes.row * (not down)
         x0, y0, x1, y1 = map(number, (rows.x(m.start), y0, rows.x(m.end), y1))
         lines[m.kind].append(f"M{x0} {y0}L{x1} {y1}")
     for kind, found in lines.items():
@@ -218,16 +236,16 @@ def draw_bars(drawing, rows):
     bars.sort(key=lambda bar: order.index(bar.kind) if bar.kind in order else 9)
     for bar in bars:
         x, end, y = rows.x(bar.start), rows.x(bar.end), rows.y(bar.task)
-        width, height = max(LEAST, end - x), ROW
+        width, height = max(LEAST, end - x), rows.sizes.row
         fill, more = KINDS[bar.kind][0], ""
         if bar.kind == "gradient" and bar.round.became != APPLIED:
             fill = KINDS["late"][0]
         if bar.kind in ("gradient", "forward", "backward", "mini-batch"):
             more = ' stroke="#fff" stroke-width="1"'
         if bar.kind == "average":
-            y, height = y + ROW - 9, 9
+            y, height = y + height - 9, 9
         if bar.kind == "between":
-            y, height = y + ROW / 2 - 2, 4
+            y, height = rows.middle(bar.task) - 2, 4
         drawing.rect(x, y, width, height, fill, more)
 
 
@@ -262,15 +280,17 @@ def write_gradients(drawing, rows, bars):
                     [long, f"τ {one.staleness}"],
                     [short, f"τ {one.staleness}"],
                 ]
+        if rows.sizes is TOGETHER:
+            texts = [lines[:1] for lines in texts]
         room = [t for t in texts if max(map(width_of, t)) < end - x - 4]
         if room:
             halo = "on" if len(group) > 1 and one.became == APPLIED else ""
-            write(drawing, (x + end) / 2, rows.y(task), room[0], halo)
+            write(drawing, (x + end) / 2, rows.middle(task), room[0], halo)
 
 
 def write(drawing, x, y, lines, halo=""):
-    """Writes one or two lines into a row, around its middle."""
-    first = y + ROW / 2 + (4 if len(lines) == 1 else -3)
+    """Writes one or two lines into a row, around its middle y."""
+    first = y + (4 if len(lines) == 1 else -3)
     for n, line in enumerate(lines):
         drawing.text(x, first + 14 * n, line, ' text-anchor="middle"', halo)
 
@@ -283,7 +303,7 @@ def write_kinds(drawing, rows, bars):
             word = bar.text or KINDS[bar.kind][1]
             if width_of(word) < end - x - 4:
                 halo = "halo" if bar.kind == "wait" else ""
-                write(drawing, (x + end) / 2, rows.y(bar.task), [word], halo)
+                write(drawing, (x + end) / 2, rows.middle(bar.task), [word], halo)
 
 
 def write_numbers(drawing, rows, bars):
@@ -298,7 +318,7 @@ def write_numbers(drawing, rows, bars):
         if task[:2] == "ps" and sum(fit) > len(fit) / 2:
             for bar, x, fits in zip(made, xs, fit, strict=False):
                 text = str(bar.round.step) if fits else ""
-                drawing.text(x + 4, rows.y(task) + ROW / 2 + 4, text)
+                drawing.text(x + 4, rows.middle(task) + 4, text)
 
 
 def draw_axis(drawing, rows, y):

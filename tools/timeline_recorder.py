@@ -21,7 +21,7 @@ FOLDER, SCRIPT, RECORDING = "TIMELINE_FOLDER", "TIMELINE_SCRIPT", "TIMELINE_RECO
 READY = 3.0, 3
 DEVICE = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 OPERATION = re.compile(r" = (\w+)\((.*)")
-MESSAGE = re.compile(r"^\[(\d+)B\] \[.*?\] (\S+) from (\S+) to (\S+)")
+MESSAGE = re.compile(r"\[([\d.]+)(M?)B\] (?:\[.*?\] )?(\S+) from (\S+) to (\S+)")
 
 
 def task_of(device):
@@ -45,9 +45,10 @@ def trace_of(step_stats, origin):
             times = [round(start / 1000, 1), round((start + length) / 1000, 1)]
             if node.node_name in ("RecvTensor", "RecvBuf"):
                 found = MESSAGE.match(node.timeline_label)
-                size, name, sender, to = found.groups()
+                size, mega, name, sender, to = found.groups()
+                size = int(float(size) * (1e6 if mega else 1))  # 0.1 MB is rounded
                 ends = [task_of(sender), task_of(to)]
-                messages.append([*ends, name, int(size), *times])
+                messages.append([*ends, name, size, *times])
             else:
                 found = OPERATION.search(node.timeline_label)
                 kind, inputs = found.groups() if found else ("", "")
