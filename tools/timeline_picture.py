@@ -202,10 +202,11 @@ def facts_of(rows):
         mean = sum(one.staleness for one in steps.values()) / max(1, len(steps))
         facts.append(f"staleness {mean:.1f} on average")
     sent = [m for m in timeline.messages if begin <= m.start < end]
-    kilobytes = sum(m.bytes for m in sent) / 1000
     facts.append(f"{len(sent)} messages")
-    if kilobytes:
-        facts[-1] += f", {kilobytes:.0f} kB"
+    total = sum(m.bytes for m in sent)
+    if total:
+        big = total >= 1e6
+        facts[-1] += f", {total / 1e6:.1f} MB" if big else f", {total / 1e3:.0f} kB"
     return facts
 
 
