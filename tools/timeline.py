@@ -15,10 +15,11 @@ The example runs by its own launcher and script; timeline_recorder.py stands in 
 and has TensorFlow trace the calls of a few seconds. All tasks are on this machine and
 have its one clock, so that there is nothing to align.
 
-What the trace costs, by `--cost`, which traces every other call only: a round of HogWild
-in this setting takes 2.5 to 4.8 % longer, medians of three workers; with `--slow_workers
-0`, where a round is 2.5 ms, 44 to 60 % (2 cores with much other work, 2026-11-24). So
-only a few seconds of a run are traced, and a run without this tool has nothing of it.
+What the trace costs, by `--cost`, which traces every other call only: a round of
+HogWild in this setting takes 2.5 to 4.8 % longer, medians of three workers, one of
+Ring-All-Reduce no longer (-2.7 to -2.4 %); one of HogWild without a sleep, of 2.5 ms,
+44 to 60 % (2 cores with other work, 2026-11-24). So only a few seconds of a run are
+traced, and a run without this tool has nothing of it.
 """
 
 import argparse
