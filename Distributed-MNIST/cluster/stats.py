@@ -112,11 +112,15 @@ class Stats:
         """
         after = [pushed[0]] if seen is None else [pushed[0], seen]
         with tf.device(self.device):
+            # Whoever has the lock does not wait for another ps. Not for the sum of the
+            # sizes: TensorFlow rewrites sums, and forgets who waits for them.
             if sent is None:
+                sizes = [_elements(tensor) for tensor in pushed[1:]]
+                after += [one for one in sizes if tf.is_tensor(one)]
                 sent = size(*pushed), size(*tf.nest.flatten(pulled))
+            else:
+                after += [count for count in sent if tf.is_tensor(count)]
             up, down = sent[0], sent[1]
-        # Whoever has the lock does not wait for another ps.
-        after += [count for count in (up, down) if tf.is_tensor(count)]
         with self.locked(after) as held:
             number, joined = held.read(self.step), held.joined
             applied = tf.logical_and(joined, number < self.steps)
