@@ -17,7 +17,6 @@ Run: SCRIPT=parameter_server_strategy.py bash run.sh
 
 import time
 
-import problem
 from cluster import flags, heartbeat, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.coordinator import (
@@ -28,6 +27,7 @@ from cluster.coordinator import (
     print_placement,
     wait_for_all,
 )
+import problem
 
 THREADS = 8  # of a server, for operations that run at the same time
 JOIN = 1.0  # about so many seconds are from one join to the next

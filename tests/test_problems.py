@@ -46,7 +46,7 @@ PERCEPTRON, KERAS_CONVOLUTION = code("A Keras model")
 KERAS_CONVOLUTION = PERCEPTRON + KERAS_CONVOLUTION
 (DROPOUT,) = code("Dropout")
 (PARTS,) = code("A test set")
-(EXPORT,) = code("The trained vector")
+(EXPORT,) = code("Read the trained parameters")
 (ADAM,) = code("Adam", "diff")
 (SCHEDULE,) = code("A learning rate", "diff")
 
