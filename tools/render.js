@@ -82,9 +82,11 @@ function measure(pictures) {
     const leaves = [...svg.querySelectorAll("text, foreignObject")].filter(
       (item) => item.textContent.trim() && item.getClientRects().length);
     for (const item of leaves) {
-      const inner = item.querySelector("p, span, tspan") || item;
-      const size = parseFloat(getComputedStyle(inner).fontSize) * scale;
-      if (size < SMALLEST - 0.05 && !(small && small.size <= size)) small = { size, text: item.textContent };
+      for (const part of [item, ...item.querySelectorAll("*")]) {
+        if (![...part.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim())) continue;
+        const size = parseFloat(getComputedStyle(part).fontSize) * scale;
+        if (size < SMALLEST - 0.05 && !(small && small.size <= size)) small = { size, text: item.textContent };
+      }
       const box = item.getBoundingClientRect();
       const out = Math.max(frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom);
       if (out > 2) found.push(`${name}: a text is cut off by ${Math.ceil(out)} px: ${start(item.textContent)}`);
