@@ -391,6 +391,32 @@ def test_paste(tmp_path: Path) -> None:
     assert runs.paste(pasted, tmp_path) == pasted
 
 
+UPDATE = """
+import bandwidth
+script, tf = bandwidth.hogwild()
+args = bandwidth.arguments(script, ["a:1", "b:1", "c:1"])
+spec = tf.train.ClusterSpec({"ps": ["a:1", "b:1"], "worker": ["c:1"]})
+parts, _, _ = bandwidth.graphs(tf, script, args, spec, 100)
+found, left = set(), [bandwidth.as_op(one).op for one in parts["update"]]
+while left:
+    found.add(one := left.pop())
+    left += {x.op for x in one.inputs} | set(one.control_inputs) - found
+assert len(found) > 8
+print({one.device for one in found})
+"""
+
+
+def test_an_update_alone_stays_on_the_ps() -> None:
+    """What is timed as an update alone sends nothing to the worker and back."""
+    command = [sys.executable, "-c", UPDATE]
+    folder = REPO / "benchmarks"
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=100
+    )
+    assert "/job:worker" not in done.stdout
+    assert "/job:ps/task:0" in done.stdout and "/job:ps/task:1" in done.stdout
+
+
 def test_the_readme_shows_the_results() -> None:
     page = (REPO / "benchmarks" / "README.md").read_text()
     for name in ("overhead.md", "before.md", "claims.md"):
