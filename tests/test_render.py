@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import launch
+import matplotlib.image
 import pytest
 import render
 from tree import REPO, files, run
@@ -83,9 +84,10 @@ sequenceDiagram
   participant b
   participant c
   a->>c: over the line of b
+  Note over a,b: a long line that is wider than its box, which has two ends
 ```
 
-![small](small.svg) ![cut](cut.svg) ![none](none.svg)
+![small](small.svg) ![cut](cut.svg) ![none](none.svg) ![rough](rough.png)
 """
 
 
@@ -121,6 +123,7 @@ def test_what_does_not_fit_is_found(tmp_path: Path) -> None:
     )
     (tmp_path / "small.svg").write_text(SVG.format(2000, 16, "too small"))
     (tmp_path / "cut.svg").write_text(SVG.format(100, 16, "text that is cut off"))
+    matplotlib.image.imsave(tmp_path / "rough.png", [[0.0] * 600] * 20)
     found = render.render(tmp_path, [tmp_path / "good.md"], tmp_path / "out", (860,))
     assert found == []
     pictures = [path.name for path in (tmp_path / "out").iterdir()]
@@ -133,12 +136,14 @@ def test_what_does_not_fit_is_found(tmp_path: Path) -> None:
         r"bad\.md: diagram 2 is wrong: .*",
         r"bad\.md at 860 px: a table is \d+ px too wide: \"x.*",
         r"bad\.md at 860 px: a code block is \d+ px too wide: \"echo z.*",
-        r"bad\.md at 860 px: a formula or diagram is \d+ px too wide: \"a \+ b.*",
+        r"bad\.md at 860 px: a formula is \d+ px too wide: \"a \+ b.*",
         r"bad\.md at 860 px: p sticks out by \d+ px: \"A formula.*",
         r"bad\.md at 860 px: diagram 1: the smallest text is \d\.\d px: \"step .*",
         r"bad\.md at 860 px: diagram 2: a line crosses a text: \"over the line of b\"",
         r"bad\.md at 860 px: small\.svg: the smallest text is 6\.\d px: \"a too .*",
         r"bad\.md at 860 px: cut\.svg: a text is cut off by \d+ px: \"a text that.*",
+        r"bad\.md at 860 px: diagram 2: a note is wider than its box: .*",
+        r"bad\.md at 860 px: rough\.png has 600 px and is shown 600 px wide: .*",
         r"bad\.md at 860 px: none\.svg cannot be shown",
         r"bad\.md at 860 px: the page scrolls sideways: it is \d+ px wide",
     ):

@@ -44,90 +44,95 @@ async function draw() {
   return found;
 }
 
-/** In the page: returns what does not fit. `pictures` has the SVG of each <img> by its src. */
+/** In the page: returns what does not fit. `pictures` has the text of each SVG by its src. */
 function measure(pictures) {
   const SMALLEST = 12; // px of a text in a diagram or picture
   const found = [];
-  const start = (text) => `"${text.replace(/\s+/g, " ").trim().slice(0, 60)}"`;
+  const quote = (text) => `"${text.replace(/\s+/g, " ").trim().slice(0, 60)}"`;
+  const rect = (item) => item.getBoundingClientRect();
 
-  // What scrolls sideways.
-  const names = { TABLE: "table", PRE: "code block", DIV: "formula or diagram" };
-  for (const box of document.querySelectorAll("table, pre, .math, .mermaid")) {
-    const more = box.scrollWidth - box.clientWidth;
-    if (more <= 1) continue;
-    const lines = box.innerText.split("\n");
-    const long = lines.reduce((a, b) => (b.length > a.length ? b : a));
-    const text = start(box.tagName === "PRE" ? long : box.dataset.tex || box.innerText);
-    found.push(`a ${names[box.tagName]} is ${more} px too wide: ${text}`);
+  // What scrolls sideways in a box of its own.
+  const boxes = { table: "table", pre: "code block", ".math": "formula", ".mermaid": "diagram" };
+  for (const [selector, name] of Object.entries(boxes)) {
+    for (const box of document.querySelectorAll(selector)) {
+      const more = box.scrollWidth - box.clientWidth;
+      if (more <= 1) continue;
+      const lines = box.innerText.split("\n");
+      const longest = lines.reduce((a, b) => (b.length > a.length ? b : a));
+      const text = box.dataset.tex || (selector === "pre" ? longest : box.innerText);
+      found.push(`a ${name} is ${more} px too wide: ${quote(text)}`);
+    }
   }
-  // What sticks out of the column, or of the window.
+
+  // What sticks out of the column, or out of the window.
   const column = document.querySelector("article");
-  const style = getComputedStyle(column);
-  const right = column.getBoundingClientRect().right - parseFloat(style.paddingRight);
-  for (const item of document.querySelectorAll("article img, article p, article li, [data-tex]")) {
-    const more = Math.max(item.getBoundingClientRect().right - right, item.scrollWidth - item.clientWidth);
-    if (more <= 1 || item.closest("table, .math") || getComputedStyle(item).display === "inline") continue;
-    found.push(`${item.tagName.toLowerCase()} sticks out by ${Math.ceil(more)} px: ${start(item.alt || item.innerText)}`);
+  const right = rect(column).right - parseFloat(getComputedStyle(column).paddingRight);
+  for (const item of column.querySelectorAll("img, p, li")) {
+    const more = Math.max(rect(item).right - right, item.scrollWidth - item.clientWidth);
+    if (more <= 1 || item.closest("table") || !item.clientWidth) continue;
+    const name = item.tagName.toLowerCase();
+    found.push(`${name} sticks out by ${Math.ceil(more)} px: ${quote(item.alt || item.innerText)}`);
   }
   const page = document.documentElement;
   if (page.scrollWidth > page.clientWidth)
     found.push(`the page scrolls sideways: it is ${page.scrollWidth} px wide`);
 
   // The texts of a drawing: how large, whole, and free of lines?
-  function texts(svg, name) {
-    const frame = svg.getBoundingClientRect();
+  function check(svg, name) {
+    const frame = rect(svg);
     const scale = svg.getScreenCTM().a;
-    let small = null;
-    const lines = [...svg.querySelectorAll("line.actor-line, line[class*=actor]")];
-    const leaves = [...svg.querySelectorAll("text, foreignObject")].filter(
-      (item) => item.textContent.trim() && item.getClientRects().length);
-    for (const item of leaves) {
-      for (const part of [item, ...item.querySelectorAll("*")]) {
-        if (![...part.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim())) continue;
-        const size = parseFloat(getComputedStyle(part).fontSize) * scale;
-        if (size < SMALLEST - 0.05 && !(small && small.size <= size)) small = { size, text: item.textContent };
-      }
-      const box = item.getBoundingClientRect();
-      const out = Math.max(frame.left - box.left, box.right - frame.right, frame.top - box.top, box.bottom - frame.bottom);
-      if (out > 2) found.push(`${name}: a text is cut off by ${Math.ceil(out)} px: ${start(item.textContent)}`);
-      const child = item.tagName === "foreignObject" && item.firstElementChild;
-      if (child && child.scrollWidth > item.clientWidth + 1 && child.scrollWidth * scale > box.width + 1)
-        found.push(`${name}: a text is wider than its box: ${start(item.textContent)}`);
-      // A participant's line through a message that passes it; notes and boxes are in front.
-      if (item.matches(".messageText, .loopText") && lines.some((line) => {
-        const x = line.getBoundingClientRect().left;
-        return x > box.left + 2 && x < box.right - 2;
-      })) found.push(`${name}: a line crosses a text: ${start(item.textContent)}`);
+    const shown = (item) => item.textContent.trim() && item.getClientRects().length;
+    const texts = [...svg.querySelectorAll("text, foreignObject")].filter(shown);
+    const own = (item) =>
+      [...item.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+    const sizes = texts
+      .flatMap((text) => [text, ...text.querySelectorAll("*")].filter(own))
+      .map((part) => [parseFloat(getComputedStyle(part).fontSize) * scale, part.textContent])
+      .sort(([a], [b]) => a - b);
+    if (sizes.length && sizes[0][0] < SMALLEST - 0.05)
+      found.push(`${name}: the smallest text is ${sizes[0][0].toFixed(1)} px: ${quote(sizes[0][1])}`);
+    for (const text of texts) {
+      const { left, right, top, bottom } = rect(text);
+      const out = Math.max(
+        frame.left - left, right - frame.right, frame.top - top, bottom - frame.bottom);
+      if (out > 2)
+        found.push(`${name}: a text is cut off by ${Math.ceil(out)} px: ${quote(text.textContent)}`);
     }
-    if (small) found.push(`${name}: the smallest text is ${small.size.toFixed(1)} px: ${start(small.text)}`);
-    // A note in front of its own box.
+    // A participant's line through a text; notes are in front of it.
+    const lines = [...svg.querySelectorAll("line.actor-line")].map((line) => rect(line).left);
+    for (const text of svg.querySelectorAll(".messageText, .loopText")) {
+      const { left, right } = rect(text);
+      if (lines.some((x) => x > left + 2 && x < right - 2))
+        found.push(`${name}: a line crosses a text: ${quote(text.textContent)}`);
+    }
     for (const note of svg.querySelectorAll("rect.note")) {
-      const box = note.getBoundingClientRect();
-      for (const text of note.parentNode.querySelectorAll(".noteText")) {
-        const more = text.getBoundingClientRect().width - box.width;
-        if (more > 1) found.push(`${name}: a note is wider than its box: ${start(text.textContent)}`);
-      }
+      for (const text of note.parentNode.querySelectorAll(".noteText"))
+        if (rect(text).width > rect(note).width + 1)
+          found.push(`${name}: a note is wider than its box: ${quote(text.textContent)}`);
     }
   }
   for (const [number, svg] of document.querySelectorAll(".mermaid > svg").entries())
-    texts(svg, `diagram ${number + 1}`);
-  for (const image of document.querySelectorAll("article img")) {
+    check(svg, `diagram ${number + 1}`);
+  for (const image of column.querySelectorAll("img")) {
     const name = image.getAttribute("src");
-    if (!image.naturalWidth) {
+    const { naturalWidth: has, clientWidth: width } = image;
+    if (!has) {
       found.push(`${name} cannot be shown`);
     } else if (name in pictures) {
       // The same drawing, as wide as the picture is shown, in the page itself.
       const holder = document.createElement("div");
-      holder.style.cssText = `position: absolute; top: 0; left: 0; width: ${image.clientWidth}px`;
-      holder.attachShadow({ mode: "open" }).innerHTML = pictures[name].replace(/^[^]*?(?=<svg)/, "");
+      holder.style.cssText = "position: absolute; top: 0; left: 0";
+      const shadow = holder.attachShadow({ mode: "open" });
+      shadow.innerHTML = pictures[name].replace(/^[^]*?(?=<svg)/, "");
       document.body.append(holder);
-      const svg = holder.shadowRoot.querySelector("svg");
-      svg.style.width = `${image.clientWidth}px`;
-      svg.style.height = "auto";
-      texts(svg, name);
+      const svg = shadow.querySelector("svg");
+      svg.style.cssText = `width: ${width}px; height: auto`;
+      check(svg, name);
       holder.remove();
-    } else if (image.clientWidth > 100 && innerWidth < 1000 && image.naturalWidth < 1.8 * image.clientWidth) {
-      found.push(`${name} has ${image.naturalWidth} px and is shown ${image.clientWidth} px wide: make it twice as large, or an SVG`);
+    } else if (width > 100 && innerWidth < 1000 && has < 1.8 * width) {
+      // A wide window shows it larger than fine screens need; the narrow one counts.
+      const less = `${name} has ${has} px and is shown ${width} px wide`;
+      found.push(`${less}: make it twice as large, or an SVG`);
     }
   }
   return found;
@@ -135,17 +140,32 @@ function measure(pictures) {
 
 /** Returns the text of each SVG that a page shows, by its src. */
 async function drawings(page) {
-  const sources = await page.$$eval("article img", (images) =>
-    images.map((image) => [image.getAttribute("src"), image.src]));
-  const local = sources.filter(([, url]) => url.startsWith("file:") && url.endsWith(".svg"));
-  const there = local.map(([name, url]) => [name, fileURLToPath(url)]).filter(([, file]) => fs.existsSync(file));
-  return Object.fromEntries(there.map(([name, file]) => [name, fs.readFileSync(file, "utf8")]));
+  const images = await page.$$eval("article img", (those) =>
+    those.map((image) => [image.getAttribute("src"), image.src]));
+  const found = {};
+  for (const [name, url] of images) {
+    if (!url.startsWith("file:") || !url.endsWith(".svg")) continue;
+    const file = fileURLToPath(url);
+    if (fs.existsSync(file)) found[name] = fs.readFileSync(file, "utf8");
+  }
+  return found;
+}
+
+/** Takes the pictures of a page, in pieces from top to bottom. */
+async function photograph(page, width, base) {
+  const height = await page.evaluate(() => document.documentElement.scrollHeight);
+  await page.setViewport({ width, height });
+  for (let y = 0, piece = 1; y < height; y += PIECE, piece += 1) {
+    const clip = { x: 0, y, width, height: Math.min(PIECE, height - y) };
+    await page.screenshot({ path: `${base}-${width}-${piece}.png`, clip });
+  }
 }
 
 async function main() {
   const plan = JSON.parse(fs.readFileSync(0, "utf8"));
-  const args = ["--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files", ...(plan.root ? ["--no-sandbox"] : [])];
-  const browser = await puppeteer.launch({ executablePath: plan.browser, headless: true, args });
+  const args = ["--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files"];
+  if (plan.root) args.push("--no-sandbox");
+  const browser = await puppeteer.launch({ executablePath: plan.browser, args });
   try {
     for (const { url, name } of plan.pages) {
       const page = await browser.newPage();
@@ -155,14 +175,9 @@ async function main() {
       const pictures = await drawings(page);
       for (const width of plan.widths) {
         await page.setViewport({ width, height: 800 });
-        for (const line of await page.evaluate(measure, pictures)) console.log(`${name} at ${width} px: ${line}`);
-        const height = await page.evaluate(() => document.documentElement.scrollHeight);
-        await page.setViewport({ width, height });
-        for (let y = 0, piece = 1; y < height; y += PIECE, piece += 1) {
-          const file = `${name.replaceAll("/", "-")}-${width}-${piece}.png`;
-          const clip = { x: 0, y, width, height: Math.min(PIECE, height - y) };
-          await page.screenshot({ path: path.join(plan.out, file), clip });
-        }
+        const found = await page.evaluate(measure, pictures);
+        for (const line of found) console.log(`${name} at ${width} px: ${line}`);
+        await photograph(page, width, path.join(plan.out, name.replaceAll("/", "-")));
       }
       await page.close();
     }
@@ -172,6 +187,6 @@ async function main() {
 }
 
 main().catch((error) => {
-  console.error(`Error: ${error.message}`);
+  console.error(error.message.split("\n")[0]);
   process.exit(1);
 });

@@ -135,7 +135,7 @@ def packages() -> Path:
         # Made beside it and moved there when it is whole.
         with tempfile.TemporaryDirectory(dir=cache, prefix=name) as made:
             Path(made, "package.json").write_text(wanted)
-            command = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
+            command = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"]
             done = subprocess.run(command, cwd=made, capture_output=True, text=True)
             if done.returncode:
                 why = (done.stderr or done.stdout).strip().split("\n")[0]
@@ -173,8 +173,8 @@ def render(root: Path, found: list[Path], out: Path, widths=WIDTHS) -> list[str]
             text=True,
         )
     if done.returncode:
-        why = [line for line in done.stderr.split("\n") if "Error" in line]
-        raise Missing(f"the browser cannot show the pages: {(why or ['?'])[0].strip()}")
+        why = (done.stderr.strip() or "?").split("\n")[-1]
+        raise Missing(f"the browser cannot show the pages: {why}")
     return done.stdout.splitlines()
 
 
@@ -195,6 +195,10 @@ def main() -> int:
     except Missing as missing:
         print(f"render.py: {missing}", file=sys.stderr)
         return 3
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        return 130
     for line in lines:
         print(line)
     return 1 if lines else 0
