@@ -59,7 +59,7 @@ def draw(units, path):
         f"of equal units {equal:.2f}"
     )
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=240)
     pyplot.close(figure)
 
 

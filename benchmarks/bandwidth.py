@@ -147,7 +147,8 @@ def graphs(tf, script, args, spec, elements):
                 vector.read_value(), [piece.shape.num_elements() for piece in center]
             )
         parts["push"] = rounds.push(vector.read_value(), center)
-        # What a ps does with a push, of what it has already.
+        # What a ps does with a push, of what it has already. It is read there: a value
+        # that is read on the worker would go there, and back.
         there = []
         for piece in center:
             with tf.device(piece.device):
@@ -156,7 +157,7 @@ def graphs(tf, script, args, spec, elements):
             applied = tf.constant(True)
         parts["update"] = rounds.update(
             center,
-            [one.read_value() for one in there],
+            rounds.read(there),
             applied,
             lambda w, g: w.assign_sub(1e-9 * g, read_value=False),
         )

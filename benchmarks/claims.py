@@ -965,6 +965,8 @@ def delay_figure(found, path):
         for rate in rates:
             if "diverged" in row[rate]:
                 axes.plot(rate, 100 * CHANCE, "x", color=line.get_color(), ms=13)
+    cross = dict(color=figures.DARK, ms=10, ls="none")
+    axes.plot([], [], "x", label="diverged, drawn at chance", **cross)
     axes.axhline(100 * CHANCE, color="grey", lw=0.8, ls=":")
     axes.text(DELAY_RATES[0], 100 * CHANCE + 1, "chance", color="grey", va="bottom")
     axes.set_xticks(DELAY_RATES, [f"{rate:g}" for rate in DELAY_RATES])
@@ -979,10 +981,10 @@ def delay_figure(found, path):
 def bound_figure(found, path):
     """Draws seconds to the loss against s, and staleness beside its bound."""
     plt = figures.pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.8), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 4.4), layout="constrained")
     names = [bound_of(s)[1] for s in BOUNDS]
     for (label, row), mark, color in zip(
-        found.items(), "os", ("C0", "C1"), strict=False
+        found.items(), "os", (figures.VERMILION, figures.BLUE), strict=False
     ):
         done = [s for s in BOUNDS if "staleness" in row.get(s, {})]
         timed = [s for s in done if row[s]["seconds_to_loss"]]
@@ -1001,20 +1003,24 @@ def bound_figure(found, path):
             right.plot([x, x], [low, most], color=color, lw=1.5)
             right.plot(x, high, mark, color=color)
     limits = [bound_of(s)[0] for s in BOUNDS[:-1]]
-    right.plot(range(len(limits)), limits, "k_", ms=16, label="bound")
-    for axes, title in (
-        (left, f"seconds to a training loss of {REACHED:g}"),
-        (right, "staleness: median to most, mark at 99 %"),
+    look = dict(color=figures.DARK)
+    right.plot(range(len(limits)), limits, "_", ms=16, label="bound", **look)
+    right.plot([], [], "|-", ms=8, label="from the median to the largest", **look)
+    right.plot([], [], "o", label="99 % of the gradients have at most this", **look)
+    for axes, title, unit in (
+        (left, f"until the training loss is {REACHED:g}, one run each", "seconds"),
+        (right, f"of the gradients of {WORKERS} workers", "staleness, in updates"),
     ):
         axes.set_xticks(range(len(BOUNDS)), names)
-        axes.set_xlabel("s")
-        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("s, rounds that a worker may be ahead")
+        axes.set_ylabel(unit)
+        axes.set_title(title)
     left.set_ylim(bottom=0)
     right.set_yscale("symlog", linthresh=1)
-    right.set_ylim(0, 2 * max(limits))
+    right.set_ylim(0, 15 * max(limits))  # room for the legend
     right.set_yticks([0, 1, 3, 10, 30, 100], ["0", "1", "3", "10", "30", "100"])
-    left.legend(frameon=False, fontsize=9)
-    right.legend(loc="upper left", frameon=False, fontsize=9)
+    left.legend(loc="lower left", frameon=False)
+    right.legend(loc="upper left", frameon=False)
     figures.save(figure, path)
 
 
@@ -1034,7 +1040,7 @@ def bytes_figure(found, path):
             full = color if feedback == "on" else "white"
             axes.plot(size, 100 * accuracy(result), mark, color=color, mfc=full, ms=9)
     axes.plot([], [], "o", color="grey", mfc="white", label="without error feedback")
-    axes.set_xscale("log")
+    figures.log_ticks(axes, (100, 1000, 10000))
     axes.set_xlabel("bytes of a push")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(f"{WORKERS} workers, {BYTES_STEPS} updates")

@@ -251,9 +251,9 @@ def draw(rounds, only, out):
     if units:
         sys.path.insert(0, str(runs.REPO / "Model-Parallelism"))
         timeline = importlib.import_module("timeline")
-        for kind in ("png", "svg"):
-            timeline.draw(units, out / f"division-timeline.{kind}")
-        figures.trim(out / "division-timeline.svg")
+        path = out / "division-timeline.svg"
+        timeline.draw(units, path)
+        figures.trim(path)
 
 
 def main():

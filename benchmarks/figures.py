@@ -1,4 +1,4 @@
-"""The figures of the benchmarks: each as PNG for pages and as SVG for print.
+"""The figures of the benchmarks, as SVG whose texts are texts.
 
 One palette with the notebooks' drawing.py: Okabe and Ito's, which people of every
 colour vision tell apart (Color Universal Design, 2008). Nothing is said by colour
@@ -51,8 +51,11 @@ def pyplot():
 
     plt.rcParams.update(
         {
-            "figure.dpi": 110,
-            "font.size": 10,
+            # In points: 12 px or more where a page shows 9 inches as 796 px.
+            "font.size": 10.5,
+            "legend.fontsize": 10,
+            "axes.titlesize": 11,
+            "svg.fonttype": "none",
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.prop_cycle": matplotlib.cycler(color=[*LINES, GREY]),
@@ -63,9 +66,14 @@ def pyplot():
     return plt
 
 
+def log_ticks(axes, ticks):
+    """Makes the x axis logarithmic, with these numbers on it in plain figures."""
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
+
+
 def save(figure, path):
-    """Writes a figure to PATH.png and PATH.svg."""
-    figure.savefig(path.with_suffix(".png"))
+    """Writes a figure to PATH.svg."""
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     pyplot().close(figure)
     trim(path.with_suffix(".svg"))
@@ -78,8 +86,8 @@ def trim(path):
 
 
 def shown(what, name):
-    """Returns the markdown of a figure NAME.png, with a link to its SVG."""
-    return f"![{what}]({name}.png)\n\n[as SVG]({name}.svg)\n"
+    """Returns the markdown of a figure NAME.svg."""
+    return f"![{what}]({name}.svg)\n"
 
 
 def window(found, path, windows, pushed, title):
@@ -99,7 +107,7 @@ def window(found, path, windows, pushed, title):
             if "diverged" in row[w]:
                 axes.plot(w, error, "x", color=color, ms=13, mew=2)
     axes.axhline(100 * (1 - CHANCE), color=GREY, lw=0.8, ls=":")
-    axes.text(windows[0], 93, "chance", color=GREY, va="bottom", fontsize=9)
+    axes.text(windows[0], 93, "chance", color=GREY, va="bottom")
     axes.set_xscale("log", base=4)
     axes.set_yscale("log")
     axes.set_xticks(
@@ -142,7 +150,7 @@ def rate(found, path, rates, trains, title):
             if "diverged" not in result:
                 text = f"{100 * accuracy(result):.1f} %"
                 text += f"\nstaleness {result['mean_staleness']:.1f}"
-            look = dict(ha="center", va="center", color="white", fontsize=8.5)
+            look = dict(ha="center", va="center", color="white", fontsize=10)
             axes.text(x, y - 0.1, text, **look)
     marks = []
     # The rate between the last that works alone and the first that does not.
@@ -189,7 +197,7 @@ def rate(found, path, rates, trains, title):
 def straggler(found, path, percent, title):
     """Draws the seconds of each scheme as bars: who waits, and who does not."""
     plt = pyplot()
-    figure, axes = plt.subplots(figsize=(7.6, 3.3), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.6, 3.6), layout="constrained")
     done = {
         label: result
         for label, row in found.items()
@@ -201,17 +209,17 @@ def straggler(found, path, percent, title):
     seconds = [result["seconds"] for result in done.values()]
     bars = axes.barh(range(len(done)), seconds, color=colors, height=0.7)
     texts = [
-        f"{r['seconds']:.1f} s   accuracy {percent(r)}"
+        f"{r['seconds']:.1f} s, accuracy {percent(r)}"
         + (f", {r['gradients_dropped']} dropped" if r["gradients_dropped"] else "")
         for r in done.values()
     ]
-    axes.bar_label(bars, texts, padding=4, fontsize=9)
+    axes.bar_label(bars, texts, padding=4)
     axes.set_yticks(range(len(done)), [label.replace(", ", ",\n") for label in done])
     axes.set_xlim(0, 1.5 * max(seconds, default=1))  # room for the texts
     axes.invert_yaxis()
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in (BLUE, ORANGE)]
     words = ["synchronous: an update waits", "asynchronous: nobody waits"]
-    axes.legend(handles, words, loc="lower right", frameon=False)
+    figure.legend(handles, words, loc="outside lower center", ncols=2, frameon=False)
     axes.set_xlabel("seconds from the first update to the last (less is better)")
     axes.set_title(title, loc="left")
     save(figure, path)

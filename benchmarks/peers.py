@@ -493,7 +493,7 @@ def batch_text(found):
 def batch_figure(found, path):
     """Draws test loss by epoch with a warm-up, and accuracy against k by label."""
     plt = figures.pyplot()
-    drawing, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    drawing, (left, right) = plt.subplots(1, 2, figsize=(9, 4.4), layout="constrained")
     for k, result in found.get(WARMED, {}).items():
         points = [
             [step * k * EXAMPLES / ROWS, y] for step, y in result.get("curve", [])
@@ -501,18 +501,25 @@ def batch_figure(found, path):
         if points:
             left.plot(*zip(*points, strict=True), marker=".", label=f"k = {k}")
     left.set_yscale("log")
+    ticks = (0.1, 0.2, 0.5, 1, 2)
+    left.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    left.minorticks_off()
     left.set_xlabel("epochs")
     left.set_ylabel("test loss")
-    left.set_title(WARMED, fontsize="medium")
+    left.set_title(WARMED)
     left.legend(frameon=False)
-    for (label, row), mark in zip(found.items(), "osD", strict=False):
+    for number, ((label, row), mark) in enumerate(
+        zip(found.items(), "osD", strict=False)
+    ):
+        # Beside each other, so that equal values do not hide each other.
+        at = [k * 2 ** (0.12 * (number - 1)) for k in row]
         values = [100 * claims.accuracy(r) for r in row.values()]
-        right.plot(list(row), values, marker=mark, label=label)
+        right.plot(at, values, marker=mark, label=label, ls=("-", "--", ":")[number])
     right.set_xscale("log", base=2)
     right.set_xticks(TIMES, [str(k) for k in TIMES])
     right.set_xlabel(f"k, batches of {EXAMPLES} in an update")
     right.set_ylabel("test accuracy, %")
-    right.legend(frameon=False)
+    right.legend(frameon=False, loc="lower left")
     figures.save(drawing, path)
 
 
@@ -532,9 +539,7 @@ def pool_figure(found, path):
     axes.set_xlabel("examples, in as many rounds")
     axes.set_ylabel("test loss")
     axes.margins(0.1)
-    axes.legend(
-        frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5)
-    )
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figures.save(drawing, path)
 
 
@@ -547,7 +552,7 @@ def bytes_figure(found, path):
         return result["bytes_pushed"] / 1e6, 100 * (1 - claims.accuracy(result))
 
     points(axes, found, place)
-    axes.set_xscale("log")
+    figures.log_ticks(axes, (1, 10, 100))
     axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
     axes.set_xlabel("MB sent by all workers")
     axes.set_ylabel("test error, %")
@@ -568,7 +573,7 @@ def slow_figure(found, path):
         places = [place + 0.4 * shift for place in range(len(rates))]
         color = (figures.BLUE, figures.ORANGE)[shift]
         bars = axes.barh(places, rates, 0.4, label=label, color=color)
-        axes.bar_label(bars, fmt="{:.0f}", padding=3, fontsize="small")
+        axes.bar_label(bars, fmt="{:.0f}", padding=3)
     axes.set_yticks([place + 0.2 for place in range(len(found))], list(found))
     axes.invert_yaxis()
     axes.margins(x=0.12)
@@ -593,8 +598,8 @@ def figure(found, path, value, label):
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlabel("T, local steps between two exchanges")
     axes.set_ylabel(label)
-    above = dict(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(found))
-    axes.legend(frameon=False, fontsize="small", **above)
+    above = dict(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    axes.legend(frameon=False, **above)
     figures.save(drawing, path)
 
 
@@ -609,17 +614,17 @@ def write_results(out, rounds, found, quick=False):
     makers.update({"bytes": bytes_text, "batch": batch_text, "slow": slow_text})
     texts += [makers[part](results) for part, results in found.items() if results]
     if found.get("local"):
-        path = out / "peers-local.png"
+        path = out / "peers-local"
         percent = "test accuracy, %"
         figure(found["local"], path, lambda r: 100 * claims.accuracy(r), percent)
     if found.get("outer"):
-        path = out / "peers-outer.png"
+        path = out / "peers-outer"
         figure(found["outer"], path, lambda r: r.get("test_loss", 2.3), "test loss")
     others = {"pool": pool_figure, "bytes": bytes_figure}
     others.update({"batch": batch_figure, "slow": slow_figure})
     for part, draw in others.items():
         if found.get(part):
-            draw(found[part], out / f"peers-{part}.png")
+            draw(found[part], out / f"peers-{part}")
     text = "\n".join(texts)
     runs.write(out / "peers.md", text)
     return text

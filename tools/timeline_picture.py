@@ -53,7 +53,7 @@ def number(value):
     return f"{value:.1f}".rstrip("0").rstrip(".")
 
 
-def width_of(text, size=12):
+def width_of(text, size=13):
     """Returns about how many pixels a text takes, rather more."""
     return sum(0.34 if c in " .,:;il|()t" else 0.57 for c in text) * size
 
@@ -132,7 +132,7 @@ def draw(panels, shown):
         top = rows.bottom + sizes.between
     last = draw_axis(drawing, rows, rows.bottom)
     last = draw_legend(drawing, kinds, stale, last)
-    style = f"text{{font:12px {FONT};fill:{INK}}}.b,.t{{font-weight:600}}"
+    style = f"text{{font:13px {FONT};fill:{INK}}}.b,.t{{font-weight:600}}"
     style += ".t{font-size:15px}"
     style += f".f{{fill:{FAINT}}}.halo,.on{{paint-order:stroke;stroke:#fff;"
     style += f"stroke-width:4px}}.on{{stroke:{KINDS['gradient'][0]}}}"

@@ -57,7 +57,7 @@ def runs(rows, names, best, path):
     title += f", best {good[0][best]:.4f} (ringed)" if good else ""
     figure.suptitle(title)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=240)
     plt.close(figure)
 
 
