@@ -1,0 +1,186 @@
+"""Flags: their types, the strict parser, what is checked before anything starts.
+
+Scripts call it first. Every mistake ends in one sentence on stderr and status 2.
+"""
+
+import argparse
+import glob
+import hashlib
+import math
+import os
+import time
+
+from cluster import addresses
+from cluster.task import fail
+
+SAME_RUN = 600  # seconds: by hand, a run's tasks are started within
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawTextHelpFormatter):
+    """Default values behind the flags, and the docstring as it was written."""
+
+
+class _Parser(argparse.ArgumentParser):
+    jobs = ()  # that a task may have; none where there is one process
+
+    def error(self, message):
+        fail(message)
+
+
+# The flag that names the data, its default, and what can be named.
+DATA = (["--data"], "digits", "digits, mnist, fashion_mnist or FILE.npz")
+
+
+def strict(doc):
+    """Returns an argument parser without flags; a mistake is one sentence."""
+    return _Parser(description=doc, formatter_class=_Help, allow_abbrev=False)
+
+
+def parser(scheme, doc, data=DATA):
+    """Returns a strict argument parser with the flags that every script has."""
+    new = strict(doc)
+    add = new.add_argument
+    add(*data[0], dest="data", default=data[1], help=data[2])
+    add("--batch_size", type=positive_int, default=32, help="examples per worker")
+    add("--learning_rate", type=positive, default=0.1, help="η")
+    add(
+        "--steps",
+        type=positive_int,
+        default=4000,
+        help="global steps: updates applied to the center variable",
+    )
+    add("--seed", type=natural, default=0, help="of the weights and the batches")
+    add("--logdir", help="log files, checkpoints, result.json; an existing one resumes")
+    add("--save_seconds", type=positive, default=30, help="between two checkpoints")
+    add("--patience", type=positive, default=60, help="seconds to wait for an answer")
+    add("--check", action="store_true", help="check the flags and the data, and end")
+    # A line every tenth of the way, and when 1, 2, 4, 8, 10 s had none.
+    new.set_defaults(scheme=scheme, lines=10)
+    return new
+
+
+def add_cluster_flags(parser, jobs=("ps", "worker")):
+    """Adds the flags that tell a task who it is; see `parse` for TF_CONFIG.
+
+    In a scheme without ps every task is a worker, and there is no --ps_hosts. A program
+    may have a third job, evaluator, which has no address in the cluster.
+    """
+    add, parser.jobs = parser.add_argument, jobs
+    only = jobs[0] if len(jobs) == 1 else None
+    add("--job_name", choices=jobs, default=only, help="what this task is")
+    if "ps" in jobs:
+        add("--ps_hosts", help="host:port of every ps, separated by commas")
+    add("--task_index", type=natural, help="which one it is, from 0; worker 0 is chief")
+    add("--worker_hosts", help="host:port of every worker, separated by commas")
+    add(
+        "--slow_workers",
+        type=seconds_list,
+        default=[0.0],
+        help="seconds that a gradient takes longer: of every worker, or 0,0.05,..",
+    )
+
+
+def _number(kind, test, what):
+    def convert(text):
+        try:
+            value = kind(text)
+            if test(value):
+                return value
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+
+    return convert
+
+
+positive_int = _number(int, lambda v: 0 < v < 2**63, "a whole number of at least 1")
+natural = _number(int, lambda v: 0 <= v < 2**31, "a whole number of at least 0")
+positive = _number(float, lambda v: 0 < v < math.inf, "a number above 0")
+not_negative = _number(float, lambda v: 0 <= v < math.inf, "a number of at least 0")
+share = _number(float, lambda v: 0 < v <= 1, "a number above 0, at most 1")
+fraction = _number(float, lambda v: 0 <= v < 1, "a number from 0 up to, not with, 1")
+seconds = _number(float, lambda v: 0 <= v < 3600, "seconds")
+
+
+def seconds_list(text):
+    """Flag type: seconds, separated by commas."""
+    return [seconds(item) for item in text.split(",")]
+
+
+def parse(parser, argv=None):
+    """Returns the checked flags; ends the program with status 2 at the first mistake.
+
+    In a script with cluster flags `args.ps_hosts` and `args.worker_hosts` are lists
+    afterwards, and `args.address` is where this task serves. Without any of the flags
+    that say this the cluster is read from TF_CONFIG.
+    """
+    args = parser.parse_args(argv)
+    try:
+        if parser.jobs:
+            _find_cluster(args, parser.jobs)
+        else:
+            args.job_name, args.task_index, args.address = "worker", 0, None
+            args.ps_hosts, args.worker_hosts = [], ["this process"]
+    except ValueError as error:
+        fail(str(error))
+    args.logdir = os.path.abspath(args.logdir or _default_logdir(args, parser.jobs))
+    if not args.logdir.isprintable():
+        fail(f"--logdir {args.logdir!r} has a character that cannot be printed")
+    nearest = args.logdir
+    while not os.path.exists(nearest):
+        nearest = os.path.dirname(nearest)
+    if not os.path.isdir(nearest) or not os.access(nearest, os.W_OK):
+        fail(f"--logdir {args.logdir}: {nearest} is not a directory to write in")
+    return args
+
+
+def _default_logdir(args, jobs):
+    """Returns logdir/<time>, in a cluster the one that the run's other tasks have.
+
+    Tasks that are started by hand do not start in the same second. A directory is of
+    this run if its name ends as the host lists say, and this task has no log in it yet.
+    """
+    name = os.path.join("logdir", time.strftime("%Y-%m-%d_%H-%M-%S"))
+    if not jobs:
+        return name
+    hosts = " ".join(args.ps_hosts + args.worker_hosts).encode()
+    run = hashlib.sha256(hosts).hexdigest()[:6]
+    for newest in sorted(glob.glob(f"logdir/*-{run}"))[-1:]:
+        log = os.path.join(newest, f"{args.job_name}-{args.task_index}.log")
+        recent = time.time() - os.path.getmtime(newest) < SAME_RUN
+        if recent and not os.path.exists(log):
+            return newest
+    return f"{name}-{run}"
+
+
+def _find_cluster(args, jobs):
+    """Sets who this task is and where all are, from the flags or from TF_CONFIG."""
+    names = ("job_name", "task_index", "ps_hosts", "worker_hosts")
+    with_ps = "ps" in jobs
+    needed = names if with_ps else ("task_index", "worker_hosts")
+    missing = [name for name in needed if getattr(args, name) is None]
+    if len(missing) == len(needed) and os.environ.get("TF_CONFIG"):
+        found = addresses.from_tf_config(os.environ["TF_CONFIG"], with_ps)
+        if found[0] not in jobs:
+            raise ValueError("TF_CONFIG: no evaluator is needed, the chief evaluates")
+        for name, value in zip(names, found, strict=True):
+            setattr(args, name, value)
+    elif missing:
+        given = [name for name in needed if name not in missing]
+        count = "all four" if with_ps else "both"
+        why = f": with --{given[0]}, {count} are needed" if given else ""
+        why = why or ", and TF_CONFIG is not set"
+        raise ValueError(f"--{missing[0]} is missing{why}")
+    if with_ps:
+        args.ps_hosts, args.worker_hosts = addresses.host_lists(
+            ps_hosts=args.ps_hosts, worker_hosts=args.worker_hosts
+        )
+    else:
+        (args.worker_hosts,) = addresses.host_lists(worker_hosts=args.worker_hosts)
+        args.ps_hosts = []
+    if args.job_name in ("ps", "worker"):
+        hosts = args.ps_hosts if args.job_name == "ps" else args.worker_hosts
+        args.address = addresses.of_this_task(args.job_name, args.task_index, hosts)
+    slow, workers = len(args.slow_workers), len(args.worker_hosts)
+    if slow not in (1, workers):
+        raise ValueError(f"--slow_workers has {slow} entries for {workers} workers")
