@@ -8,8 +8,8 @@
         m, v, w ← Adam(m, v, w; mean), part k of each     (worker k)
         w := all parts                                    (all-gather, N − 1 parts)
 
-Differs from Ring-All-Reduce: between the two halves of an all-reduce each worker updates
-its part alone, by Adam, so that it needs no other part of the optimizer's state.
+Differs from Ring-All-Reduce: between the two halves of an all-reduce each worker
+updates its part of w, by Adam, and needs no other part of the optimizer's state.
 Paper: Rajbhandari, Rasley, Ruwase, He, ZeRO: Memory Optimizations Toward Training
 Trillion Parameter Models, 2020, arXiv 1910.02054, sections 5 and 7; stage 3 layer by
 layer as in Zhao et al., PyTorch FSDP, 2023, arXiv 2304.11277.
@@ -47,7 +47,7 @@ def state(args, center, stats):
 
 
 def adam(args, w, m, v, t, g):
-    """Returns the operation of step t, from 1. Kingma, Ba, arXiv 1412.6980, section 2."""
+    """Returns the operation of step t ≥ 1. Kingma, Ba, arXiv 1412.6980, section 2."""
     # m ← β₁ m + (1 − β₁) g,  v ← β₂ v + (1 − β₂) g²
     # w ← w − η √(1 − β₂ᵗ) / (1 − β₁ᵗ) · m / (√v + ε)
     b_1, b_2, t = 0.9, 0.999, tf.cast(t, tf.float32)

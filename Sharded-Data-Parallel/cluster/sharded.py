@@ -1,4 +1,4 @@
-"""A run whose state lies in parts on all workers. Sharded-Data-Parallel's script calls it.
+"""A run whose state lies in parts on all workers. Sharded-Data-Parallel calls it.
 
 The chief reads the parts where they are, and writes where they have to be, with a
 session of its own that sees all workers, one worker after the other, so that it never
@@ -11,6 +11,7 @@ import threading
 
 from cluster import membership
 from cluster import tensorflow_v1 as tf
+from cluster.shards import filled
 
 KEPT = 5  # checkpoints
 CHIEF = "/job:worker/task:0"
@@ -111,7 +112,7 @@ class Parts:
             slices = self.center.slices(worker)
             for one, part in zip(slices, self.center.parts, strict=True):
                 piece = next(found) if one.size else tf.zeros([0])
-                pieces.append(tf.pad(piece, [[0, part - one.size]]))
+                pieces.append(filled(piece, part))
             value, handle = tf.concat(pieces, axis=0), self._handle(name, worker)
             with tf.device(handle.device):
                 assign = tf.raw_ops.AssignVariableOp(resource=handle, value=value)
@@ -119,7 +120,7 @@ class Parts:
         return tf.group(done)
 
     def save(self, folder, path, first):
-        """Saves all parts below `folder`; joins them and checkpoint `first` to `path`."""
+        """Saves all parts in `folder`; makes `path` of them and checkpoint `first`."""
         with self.session() as session:
             paths = [first]
             for worker, save in enumerate(self.saves):

@@ -16,10 +16,16 @@ import collections
 
 from cluster import ring
 from cluster import tensorflow_v1 as tf
-from cluster.units import units, whole
+from cluster.units import Unit, units
 
 # `size` numbers of a vector from `begin` on; in its worker's shard they begin `at`.
 Slice = collections.namedtuple("Slice", "begin at size")
+
+
+def filled(vector, size):
+    """Returns a vector with zeros behind it, so that it has `size` numbers."""
+    more = size - vector.shape.num_elements()
+    return tf.pad(vector, [[0, more]]) if more else vector
 
 
 class Ring(ring.Ring):
@@ -45,8 +51,7 @@ class Ring(ring.Ring):
             return tf.identity(vector)
         size = vector.shape.num_elements()
         part = -(-size // self.workers)
-        rows = tf.pad(vector, [[0, part * self.workers - size]])
-        rows = tf.reshape(rows, [self.workers, part])
+        rows = tf.reshape(filled(vector, part * self.workers), [self.workers, part])
         self.sent += 4 * part * (self.workers - 1)
         with tf.device(self.device):
             rows = tf.raw_ops.CollectiveAllToAllV2(
@@ -94,7 +99,7 @@ class Center:
     def __init__(self, ring, learning):
         self.ring, self.stage, start = ring, ring.stage, learning.start
         self.size = start.shape.num_elements()
-        self.units = units(learning) if self.stage > 1 else whole(self.size)
+        self.units = units(learning) if self.stage > 1 else [Unit(0, self.size)]
         self.workers = ring.workers if self.stage else 1
         self.parts = [-(-unit.size // self.workers) for unit in self.units]
         self.whole, self.shards, self.fed = None, {}, None
@@ -135,7 +140,7 @@ class Center:
     def _mine(self, vector):
         pieces = zip(self.slices(self.ring.me), self.parts, strict=True)
         mine = [
-            tf.pad(vector[one.begin : one.begin + one.size], [[0, part - one.size]])
+            filled(vector[one.begin : one.begin + one.size], part)
             for one, part in pieces
         ]
         return mine[0] if len(mine) == 1 else tf.concat(mine, axis=0)
@@ -145,7 +150,7 @@ class Center:
         return self.part.read_value() if self.whole is None else self.whole.read_value()
 
     def weights(self, held, number):
-        """Returns the weights [size] of a unit, out of what this worker, or all, hold."""
+        """Returns the weights [size] of a unit, from what this worker or all hold."""
         unit = self.units[number]
         if self.whole is not None:
             return held[unit.begin : unit.begin + unit.size]

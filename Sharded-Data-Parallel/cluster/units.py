@@ -22,11 +22,6 @@ MOST = 64  # a unit has at least this part of the vector: a bias goes with a mat
 Unit = collections.namedtuple("Unit", "begin size")
 
 
-def whole(size):
-    """Returns the units of a vector [size] that is not cut."""
-    return [Unit(0, size)]
-
-
 def units(learning):
     """Returns the units into which the loss of a Problem cuts its vector."""
     size = learning.start.shape.num_elements()
@@ -77,14 +72,13 @@ class Plan:
                 return False
         return True
 
-    def gradients(self):
-        """Builds the gradients; returns {ref of a piece: its gradient or None}."""
-        pieces = [ref.deref() for ref in self.cuts]
-        found = tf.gradients(self.value, pieces)
+    def add_gradients(self):
+        """Builds `gradients`: {ref of a piece: its gradient or None}."""
+        found = tf.gradients(self.value, [ref.deref() for ref in self.cuts])
         found = [g if g is None else tf.convert_to_tensor(g) for g in found]
+        self.gradients = dict(zip(self.cuts, found, strict=True))
         operations = tf.get_default_graph().get_operations()
         self.backward = operations[self.before + len(self.forward) :]
-        return dict(zip(self.cuts, found, strict=True))
 
 
 def _cut(op, size):
@@ -110,15 +104,15 @@ def value_and_gradients(loss, batch, units, weights, reduce):
     """
     with tf.name_scope("plan"):
         plan = Plan(loss, batch, sum(unit.size for unit in units))
-        gradients = plan.gradients()
-    return Copy(plan, gradients, units, weights, reduce).make()
+        plan.add_gradients()
+    return Copy(plan, units, weights, reduce).make()
 
 
 class Copy:
     """A copy of a plan, with other weights in it."""
 
-    def __init__(self, plan, gradients, units, weights, reduce):
-        self.plan, self.gradients = plan, gradients
+    def __init__(self, plan, units, weights, reduce):
+        self.plan, self.gradients = plan, plan.gradients
         self.units, self.weights, self.reduce = units, weights, reduce
         self.copies = {}  # {operation: copy}; of a view {(operation, backward): copy}
         self.fetched, self.newest = {}, None  # {(unit, backward): its weights}
@@ -131,16 +125,17 @@ class Copy:
         ours = set(self.plan.cuts)  # refs of tensors
         self.depends, self.views = set(), {}  # a view's value: the units it needs
         for op in [*self.plan.forward, *self.plan.backward]:
-            if not any(tensor.ref() in ours for tensor in op.inputs):
+            waits = not self.depends.isdisjoint(op.control_inputs)
+            if not waits and not any(tensor.ref() in ours for tensor in op.inputs):
                 continue
-            if all(map(self._is_view, op.inputs)):
+            if op.type == "Const" or op.inputs and all(map(self._is_view, op.inputs)):
                 self.views[op] = set().union(*map(self._needs, op.inputs))
             self.depends.add(op)
             ours |= {output.ref() for output in op.outputs}
 
     def _is_view(self, tensor):
         is_constant = tensor.op not in self.depends and not tensor.op.inputs
-        return bool(self._needs(tensor)) or is_constant
+        return tensor.ref() in self.plan.cuts or tensor.op in self.views or is_constant
 
     def _needs(self, tensor):
         """Returns the units that a piece, or a view of one, is made of."""
@@ -153,23 +148,21 @@ class Copy:
 
     def make(self):
         """Returns the loss and the reduced gradients."""
-        needed = self._needed()
+        needed, numbers = self._needed(), range(len(self.units))
         views = [op for op in self.plan.waits if op in self.views]
         self.waits = [self._view(op, False) for op in views]
         for op in self.plan.forward:
             if op in needed:
                 self._copy(op, False)
         value = self._tensor(self.plan.value, False)
-        complete = self._complete()
         for op in self.plan.backward:
             if op in needed:
                 self._copy(op, True)
-            for number in complete.pop(op, []):
-                self._reduce(number)
-        for number in range(len(self.units)):  # without a gradient, or of constants
-            if number not in self.reduced:
-                self._reduce(number)
-        return value, [self.reduced[number] for number in range(len(self.units))]
+                for number in filter(self._is_complete, numbers):
+                    self._reduce(number)
+        for number in numbers:  # without a gradient, or with one of constants
+            self._reduce(number)
+        return value, [self.reduced[number] for number in numbers]
 
     def _needed(self):
         """Returns the operations behind loss and gradients that are not views."""
@@ -183,18 +176,16 @@ class Copy:
                 waiting += [tensor.op for tensor in op.inputs] + op.control_inputs
         return found - self.views.keys()
 
-    def _complete(self):
-        """Returns {operation: units whose gradient is complete when it is copied}."""
-        at = {op: place for place, op in enumerate(self.plan.backward)}
-        last = {}
-        for ref, gradient in self.gradients.items():
-            if gradient is not None and gradient.op in at:
-                number = self._unit_of(self.plan.cuts[ref])
-                last[number] = max(last.get(number, -1), at[gradient.op])
-        found = collections.defaultdict(list)
-        for number, place in last.items():
-            found[self.plan.backward[place]].append(number)
-        return found
+    def _of(self, number):
+        """Returns [(cut, gradient)] of the pieces of a unit that have a gradient."""
+        pairs = [(self.plan.cuts[ref], g) for ref, g in self.gradients.items()]
+        found = [(c, g) for c, g in pairs if g is not None]
+        found = [(c, g) for c, g in found if self._unit_of(c) == number]
+        return sorted(found, key=lambda pair: pair[0])
+
+    def _is_complete(self, number):
+        gradients = [gradient.op for _, gradient in self._of(number)]
+        return bool(gradients) and all(op in self.copies for op in gradients)
 
     def _copy(self, op, backward):
         """Copies an operation; its weights are fetched as late as can be."""
@@ -206,15 +197,15 @@ class Copy:
             self.users[number, backward].append(copy)
 
     def _created(self, op, inputs):
-        others = [other for other in op.control_inputs if other not in self.views]
-        before = [self.copies.get(other, other) for other in others]
+        before = [other for other in op.control_inputs if other not in self.depends]
+        copied = [self.copies.get(other) for other in op.control_inputs]
+        before += [copy for copy in [*copied, *self.waits] if copy is not None]
         attributes = {k: v for k, v in op.node_def.attr.items() if k != "_class"}
         types = [output.dtype for output in op.outputs]
         name = op.name.rpartition("/")[2]
-        with tf.control_dependencies(before):
-            return tf.get_default_graph().create_op(
-                op.type, inputs, types, attrs=attributes, name=name
-            )
+        create = tf.get_default_graph().create_op
+        with tf.control_dependencies([] if op.type == "Const" else before):
+            return create(op.type, inputs, types, attrs=attributes, name=name)
 
     def _tensor(self, tensor, backward, wait=()):
         """Returns the copy of a tensor, or the tensor if it needs no weights."""
@@ -223,8 +214,7 @@ class Copy:
             number = self._unit_of(cut)
             unit = self._unit(number, backward, wait)
             begin = cut.begin - self.units[number].begin
-            with tf.control_dependencies([] if backward else self.waits):
-                return tf.reshape(unit[begin : begin + cut.size], tensor.shape)
+            return tf.reshape(unit[begin : begin + cut.size], tensor.shape)
         copy = self._view(op, backward, wait) if op in self.views else None
         copy = copy or self.copies.get(op, op)
         return copy.outputs[tensor.value_index]
@@ -247,15 +237,22 @@ class Copy:
         return self.fetched[key]
 
     def _reduce(self, number):
-        """Reduces the gradient of a unit, which is put together from its pieces."""
-        begin, size = self.units[number]
-        parts, at = [], begin
-        for ref in sorted(self.gradients, key=lambda ref: self.plan.cuts[ref]):
-            cut, gradient = self.plan.cuts[ref], self.gradients[ref]
-            if gradient is not None and self._unit_of(cut) == number:
-                parts += [tf.zeros([cut.begin - at])] * (cut.begin > at)
-                parts.append(tf.reshape(self._tensor(gradient, True), [cut.size]))
-                at = cut.begin + cut.size
-        parts += [tf.zeros([begin + size - at])] * (begin + size > at)
+        """Reduces the gradient of a unit, once; it is put together from its pieces."""
+        if number in self.reduced:
+            return
+        (begin, size), parts, at = self.units[number], [], 0
+        found = [(cut, self._tensor(g, True)) for cut, g in self._of(number)]
+        places = [(c.begin - begin, tf.reshape(g, [c.size])) for c, g in found]
+        for place, flat in places:
+            if place < at:  # two pieces overlap
+                ends = [[p, size - p - f.shape.num_elements()] for p, f in places]
+                padded = [
+                    tf.pad(f, [e]) for (_, f), e in zip(places, ends, strict=True)
+                ]
+                parts, at = [tf.add_n(padded)], size
+                break
+            parts += [tf.zeros([place - at]), flat] if place > at else [flat]
+            at = place + flat.shape.num_elements()
+        parts += [tf.zeros([size - at])] if size > at else []
         gradient = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
         self.reduced[number] = self.reduce(gradient)
