@@ -1,14 +1,11 @@
 """A loss whose weights come one unit after the other. Sharded-Data-Parallel calls it.
 
-A problem cuts its vector of weights into pieces. A unit is some pieces, one after the
-other: about a layer. `Plan` builds the loss and its gradient once, as a plan that is
-never run. `value_and_gradients` copies the plan, operation by operation, and puts other
-weights into the copy:
+A problem cuts its vector of weights into pieces; a unit is some, about a layer. `Plan`
+is the loss and its gradient, never run; `Copy` copies it with other weights in it:
 
-    forward   a unit's weights are fetched before the first operation that needs them,
-              and not before all operations that needed the unit before it are done
-    backward  they are fetched again, once the gradient that comes from above is there;
-              a unit's own gradient is reduced when it is complete, and then dropped
+    forward   a unit is fetched after all operations that needed the unit before it
+    backward  it is fetched again, when the gradient from above is there; its own
+              gradient is reduced as soon as it is complete
 
 TensorFlow frees a tensor after its last use, so that no unit is held in between.
 """
@@ -47,28 +44,24 @@ class Plan:
         self.value = loss(self.vector, batch)
         self.forward = graph.get_operations()[self.before :]
         self.cuts, self.waits = {}, []  # {tensor's ref: Unit}
-        if not self._find(self.vector):
-            self.cuts, self.waits = {self.vector.ref(): Unit(0, size)}, []
+        if not self._find(self.vector, size):
+            self.cuts = {self.vector.ref(): Unit(0, size)}
 
-    def _find(self, tensor):
+    def _find(self, tensor, size):
         """Finds the pieces that are cut from `tensor`; says whether it is only cut."""
         for op in tensor.consumers():
             if op.type == "Identity":
                 self.waits += op.control_inputs
-                if not self._find(op.outputs[0]):
-                    return False
+                cut = self._find(op.outputs[0], size)
             elif op.type in ("Split", "SplitV"):
-                begin = 0
-                for piece in op.outputs:
-                    size = piece.shape.num_elements()
-                    self.cuts[piece.ref()] = Unit(begin, size)
-                    begin += size
-            elif op.type == "StridedSlice":
-                cut = _cut(op, self.vector.shape.num_elements())
-                if not cut:
-                    return False
-                self.cuts[op.outputs[0].ref()] = cut
+                sizes = [piece.shape.num_elements() for piece in op.outputs]
+                for k, piece in enumerate(op.outputs):
+                    cut = self.cuts[piece.ref()] = Unit(sum(sizes[:k]), sizes[k])
             else:
+                cut = op.type == "StridedSlice" and _cut(op, size)
+                if cut:
+                    self.cuts[op.outputs[0].ref()] = cut
+            if not cut:
                 return False
         return True
 
