@@ -44,8 +44,9 @@ class Ring(ring.Ring):
     def reduce_scatter(self, vector):
         """Returns this worker's part of the mean of a vector [n] over all workers.
 
-        TensorFlow has CollectiveReduceScatterV2, for GPUs only. So each worker sends
-        each other one its part, and adds up what comes, in the order of the workers.
+        CollectiveReduceScatterV2 is for GPUs only. So each worker sends each other one
+        its part, and adds up what comes, in the order of the workers. TensorFlow makes
+        this exchange only in a call with a gather or an all-reduce, which a round has.
         """
         if self.workers == 1:
             return tf.identity(vector)
