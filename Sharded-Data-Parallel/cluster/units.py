@@ -92,8 +92,7 @@ def _cut(op, size):
 def value_and_gradients(loss, batch, units, weights, reduce):
     """Returns the loss, and what `reduce` made of each unit's gradient, in order.
 
-    `weights(number)` builds the weights [size] of a unit, `reduce(gradient)` takes the
-    gradient [size] of one.
+    `weights(number)` builds a unit's weights [size]; `reduce` takes a gradient [size].
     """
     with tf.name_scope("plan"):
         plan = Plan(loss, batch, sum(unit.size for unit in units))
@@ -181,7 +180,7 @@ class Copy:
         return bool(gradients) and all(op in self.copies for op in gradients)
 
     def _copy(self, op, backward):
-        """Copies an operation; its weights are fetched as late as can be."""
+        """Copies an operation. Backward, its unit waits for all its other inputs."""
         others = [t for t in op.inputs if not self._needs(t)]
         wait = [self._tensor(t, backward) for t in others] if backward else []
         inputs = [self._tensor(tensor, backward, wait) for tensor in op.inputs]
