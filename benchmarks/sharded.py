@@ -7,9 +7,8 @@ vector of all is 100 MB. Whole runs by run.sh, of 1, 2 and 4 workers in each sta
              the same run with a model of 25,000 weights
     bytes    what went through the loopback device of the run's own network, per step
     rate     steps per second, as a ratio within the round
-    limit    a model of 100,000,000 weights and a limit (RLIMIT_DATA) for each process:
-             a run of one worker, and one of four
-    seeds    accuracy on the digits in each stage, five seeds
+    limit    a model of 100,000,000 weights, and a limit of 5 GB for the data of each
+             process (RLIMIT_DATA): a run of one worker, and of four in stage 3
 
     python benchmarks/sharded.py
     python benchmarks/sharded.py --only memory
@@ -37,8 +36,9 @@ WIDTH, SMALL = 2490, 56  # units of a hidden layer: of the model, and of next to
 STEPS, BATCH = 8, 8
 # Freed memory goes back to the system at once, so that what is resident is in use.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": 2**20, "MALLOC_TRIM_THRESHOLD_": 2**20}
-PARTS = ("memory", "limit", "seeds")
-SEEDS = 5
+PARTS = ("memory", "limit")
+LARGE, LIMIT = 4980, 5_000_000_000  # units and bytes of part limit
+LIMITED = {"1 worker, stage 0": (0, 1), "4 workers, stage 3": (3, 4)}
 STEP = re.compile(r"\[worker (\d+)\] step +(\d+)/")
 
 
@@ -205,6 +205,41 @@ def jobs_of(args):
     return jobs
 
 
+def limit_jobs(args):
+    """Returns the runs with a limit for each process."""
+
+    def of(stage, workers):
+        def make():
+            width, limit = (600, 2 * LIMIT) if args.quick else (LARGE, LIMIT)
+            with model(width) as copy:
+                return watched(copy, stage, workers, 2, args.timeout, limit)
+
+        return make
+
+    return [
+        runs.Job(label, {"limit"}, 100, of(*what)) for label, what in LIMITED.items()
+    ]
+
+
+def limit_markdown(rounds):
+    """Returns sharded-limit.md: who trains within the limit."""
+    rows = []
+    for label in LIMITED:
+        found = [measured[label] for measured in rounds if label in measured]
+        rows.append(
+            [
+                label,
+                ", ".join(str(run["status"]) for run in found) or "-",
+                runs.spread([run["data"] / 1e9 for run in found], 2),
+            ]
+        )
+    return (
+        runs.count_of(rounds)
+        + f"\n### {parameters(LARGE):,} weights, {LIMIT / 1e9:g} GB a process\n\n"
+        + runs.table(["", "exit status", "data at most, GB"], rows)
+    )
+
+
 def formula(stage, workers, elements):
     """Returns the bytes of w, of the gradient and of m and v on a worker."""
     w, gradient, state = 4 * elements, 4 * elements, 8 * elements
@@ -288,15 +323,23 @@ def draw(found, elements, path):
 
 
 def main():
-    with runs.finished(runs.measuring_parser(__doc__).parse_args()) as args:
+    with runs.finished(runs.measuring_parser(__doc__, PARTS).parse_args()) as args:
         if args.write_readme:
             return runs.write_readme(args.out)
         code = {FOLDER: runs.fingerprint(FOLDER), "steps": STEPS}
-        rounds, progress = runs.in_rounds(jobs_of(args), args, "sharded", code)
-        text = markdown(rounds, args.out, 600 if args.quick else WIDTH)
-        runs.write(args.out / "sharded.md", text)
-        print(text)
-        progress.end()
+        if "memory" in args.only:
+            rounds, progress = runs.in_rounds(jobs_of(args), args, "sharded", code)
+            text = markdown(rounds, args.out, 600 if args.quick else WIDTH)
+            runs.write(args.out / "sharded.md", text)
+            print(text)
+            progress.end()
+        if "limit" in args.only:
+            jobs = limit_jobs(args)
+            rounds, progress = runs.in_rounds(jobs, args, "sharded-limit", code)
+            text = limit_markdown(rounds)
+            runs.write(args.out / "sharded-limit.md", text)
+            print(text)
+            progress.end()
 
 
 if __name__ == "__main__":
