@@ -7,7 +7,7 @@ vector of all is 100 MB. Whole runs by run.sh, of 1, 2 and 4 workers in each sta
              the same run with a model of 25,000 weights
     bytes    what went through the loopback device of the run's own network, per step
     rate     steps per second, as a ratio within the round
-    limit    a model of 100,000,000 weights, and a limit of 5 GB for the data of each
+    limit    a model of 100,000,000 weights, and a limit of 4.6 GB for the data of each
              process (RLIMIT_DATA): a run of one worker, and of four in stage 3
 
     python benchmarks/sharded.py
@@ -37,7 +37,7 @@ STEPS, BATCH = 8, 8
 # Freed memory goes back to the system at once, so that what is resident is in use.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": 2**20, "MALLOC_TRIM_THRESHOLD_": 2**20}
 PARTS = ("memory", "limit")
-LARGE, LIMIT = 4980, 5_000_000_000  # units and bytes of part limit
+LARGE, LIMIT = 4980, 4_600_000_000  # units and bytes of part limit
 LIMITED = {"1 worker, stage 0": (0, 1), "4 workers, stage 3": (3, 4)}
 STEP = re.compile(r"\[worker (\d+)\] step +(\d+)/")
 

@@ -548,6 +548,66 @@ def test_a_unit_is_gathered_again_for_the_backward_pass_and_dropped_between() ->
         assert before in behind([after])
 
 
+def layers(w, x):
+    a, b, c, d = tf.split(w, [6, 2, 2, 2])
+    return tf.reduce_sum((tf.nn.relu(x @ tf.reshape(a, [3, 2]) + b) * c + d) ** 2)
+
+
+CUT = {  # a loss of twelve weights: its units, how often one is fetched
+    "split": (layers, [6, 2, 2, 2], 5),
+    "slices": (
+        lambda w, x: tf.reduce_sum(w[:3] * x**3) + tf.norm(w[3:] + w[-1]),
+        [3, 9],
+        3,
+    ),
+    "a piece twice": (
+        lambda w, x: tf.reduce_sum(w[:6] ** 3) + tf.reduce_sum(x * w[:6][:3] * w[6]),
+        [6, 1, 5],
+        4,
+    ),
+    "whole": (lambda w, x: tf.reduce_sum((w - 1) ** 2 * x[0, 0]) + tf.norm(w), [12], 2),
+    "of weights alone": (lambda w, x: tf.nn.l2_loss(w), [12], 2),
+    "a part unused": (lambda w, x: tf.reduce_sum(w[4:8] * x[0, 1]), [8, 4], 1),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_copy_in_units_is_the_loss_and_its_gradient(name: str, slow: bool) -> None:
+    """Also on a worker that sleeps: it sleeps once, before its forward pass."""
+    units = importlib.import_module("cluster.units")
+    loss, sizes, most = CUT[name]
+    rng, slept, fetched = np.random.default_rng(0), [], []
+    vector = rng.normal(size=12).astype(np.float32)
+
+    def slowed(w, x):
+        sleep = tf.py_func(lambda _: slept.append(1), [w[0]], [])
+        with tf.control_dependencies([sleep]):
+            return loss(tf.identity(w), x)
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.identity(tf.constant(rng.normal(size=(4, 3)), tf.float32))
+        w = tf.constant(vector)
+        learning = types.SimpleNamespace(start=w, batch=lambda: x, loss=loss)
+        cut = units.units(learning)
+        assert [unit.size for unit in cut] == sizes
+
+        def weights(number):
+            fetched.append(number)
+            unit = cut[number]
+            return w[unit.begin : unit.begin + unit.size]
+
+        value, gradients = units.value_and_gradients(
+            slowed if slow else loss, x, cut, weights, lambda g: 2 * g
+        )
+        usual = loss(w, x)
+        wanted = [usual, 2 * tf.gradients(usual, w)[0]]
+        found = session.run([value, tf.concat(gradients, axis=0)])
+        for one, other in zip(found, session.run(wanted), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert len(slept) == slow and len(fetched) <= most + slow, fetched
+
+
 def test_parts_are_saved_whole_and_resumed_by_another_number_and_stage(tmp_path):
     """Three workers in stage 3, two in stage 1, four in stage 2, one in stage 3."""
     sharded = importlib.import_module("cluster.sharded")
