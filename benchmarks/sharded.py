@@ -315,10 +315,10 @@ def draw(found, elements, path):
     axes.plot([], [], color=figures.GREY, ls=":", label="w, gradient, m and v alone")
     axes.set_xscale("log", base=2)
     axes.set_xticks(WORKERS, WORKERS)
-    axes.set_ylim(0)
+    axes.set_ylim(0, 1650)
     axes.set_xlabel("workers")
     axes.set_ylabel("resident at most, above an empty model, MB")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper center", ncols=2)
     figures.save(figure, path)
 
 
