@@ -144,6 +144,11 @@ def test_workers_of_different_speed_agree_on_the_size_of_a_call() -> None:
     assert one[0] == 1 and 10 in one
 
 
+def test_a_run_that_is_over_makes_no_round() -> None:
+    """Resumed after its last update: no call, and no agreement about one."""
+    assert peer_harness.lockstep.Calls.make(None, None, 0, None) == 0
+
+
 def test_without_the_agreement_they_would_not(monkeypatch) -> None:
     """What that test would see: sizes that differ."""
     made = [

@@ -102,6 +102,8 @@ class Calls(rounds.Calls):
         Everything in it follows from what all workers have in common: the seconds of a
         round, averaged over them, and how many updates are `left`.
         """
+        if left <= 0:  # resumed after the last update, which all know
+            return left
         (pace,) = session.run(self.agreed, {self.mine: [self.seconds]})
         self.seconds = float(pace)
         size = self.size(left)
