@@ -19,6 +19,7 @@ Run: bash run.sh
 from cluster import flags, lockstep, membership, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.lockstep import Stats
+from cluster.membership import Run
 from cluster.ring import Ring
 import problem
 
@@ -108,8 +109,8 @@ def main():
     # Placement: every worker has the whole model, and builds the same graph as others.
     with tf.device(f"/job:worker/task:{me}"):
         learning = problem.build(data, args.batch_size, args.seed, me, workers)
-        center = tf.get_variable("center", initializer=learning.start)
-        stats, ring = Stats(args), Ring(args)
+        ring = Ring(args)
+        center, stats = ring.center(learning), Stats(args)
         shared = state(args, center, stats)
         loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = lockstep.Calls(
@@ -120,7 +121,7 @@ def main():
 
     # Session: each worker has its own; it sees this worker and the chief.
     parts = server.target, config, stats, ring, learning, calls, test
-    training = membership.Run(args, *parts)
+    training = Run(args, *parts)
     with training, tf.train.MonitoredSession(session_creator=training) as session:
         # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
         while not training.over:

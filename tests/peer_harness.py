@@ -18,8 +18,9 @@ import launch
 import numpy as np
 from harness import STREAMS, Push, rounds, tf
 
-lockstep, ring = (
-    importlib.import_module(f"cluster.{name}") for name in ("lockstep", "ring")
+lockstep, ring, sharded = (
+    importlib.import_module(f"cluster.{name}")
+    for name in ("lockstep", "ring", "sharded")
 )
 
 SCHEMES = {  # folder: the flags of the hand-computed traces
@@ -27,6 +28,7 @@ SCHEMES = {  # folder: the flags of the hand-computed traces
     "Large-Minibatch": ["--warmup_steps=2"],
     "Local-SGD": ["--window=2"],
     "DiLoCo": ["--window=2", "--weight_decay=0"],
+    "Sharded-Data-Parallel": [],
 }
 LIMIT = 60  # seconds until a call that hangs is an error
 
@@ -48,8 +50,10 @@ class Peer:
             start, batch, loss, initializer, feed = harness.Run.quadratic(
                 run, self, index
             )
-            self.center = center = tf.get_variable("center", initializer=start)
-            self.stats, self.ring = lockstep.Stats(args), ring.Ring(args)
+            self.ring = run.module.Ring(args)
+            learning = types.SimpleNamespace(start=start, batch=batch, loss=loss)
+            self.center = center = self.ring.center(learning)
+            self.stats = run.module.Stats(args)
             shared = run.module.state(args, center, self.stats)
             batch = rounds.in_turn(batch)
             self.calls = lockstep.Calls(
@@ -65,17 +69,21 @@ class Peer:
             self.broadcast = self.ring.broadcast(together, index == 0)
             self.check = ring.ConsistencyCheck(self.ring, together)
             self.extra = run.extra(self) if run.extra else None
+            # Where nobody has all of w, it is read from workers who are between rounds.
+            self.whole = getattr(center, "whole", center)
+            self.meet = self.ring.sum(tf.zeros([1]))
             incarnation = self.stats.incarnation
             self.begin = [incarnation.close()] if index == 0 else []
             self.prepare = self.stats.prepare()
-            local = [tf.local_variables_initializer(), initializer]
+            self.local = local = [tf.local_variables_initializer(), initializer]
             initial = tf.global_variables_initializer()
             self.variables = {
                 v.op.name: v for v in tf.global_variables() + tf.local_variables()
             }
         config = ring.Ring.config(index)
         config.operation_timeout_in_ms = 1000 * LIMIT
-        self.session = tf.Session(targets[index], graph=self.graph, config=config)
+        self.target = targets[index]
+        self.session = tf.Session(self.target, graph=self.graph, config=config)
         self.session.run([*self.begin, initial])
         self.session.run(local, feed)
         self.session.run(self.prepare)
@@ -85,13 +93,17 @@ class Peer:
     def call(self, count: int = 1) -> list[Push]:
         """Makes the rounds of one call; only the last knows the center variable."""
         losses, counts, _ = self.session.run(self.calls.fetches[count])
+        if self.whole is None:
+            self.session.run(self.meet)
         made = zip(counts.tolist(), losses.tolist(), strict=True)
         pushes = [Push(*counted, loss, None) for counted, loss in made]
         return [*pushes[:-1], pushes[-1]._replace(center=self.now())]
 
     def now(self) -> np.ndarray:
         """Returns this worker's center variable."""
-        return self.session.run(self.center)
+        if self.whole is None:
+            return sharded.Parts(self.center, self.target).read()
+        return self.session.run(self.whole)
 
     def own(self, name: str) -> np.ndarray:
         """Returns a variable of this worker."""

@@ -285,6 +285,22 @@ def diloco(batches, w, updates, window, inner, eta_o, mu, fragments=1):
     return trace
 
 
+def adam(w, gradients, eta, b1=0.9, b2=0.999, epsilon=1e-8):
+    """Kingma & Ba 2015, the order of section 2, for one worker; `gradients(w)` is ∇."""
+    m = v = t = 0
+    while True:
+        g, t = gradients(w), t + 1
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        w = w - eta * np.sqrt(1 - b2**t) / (1 - b1**t) * m / (np.sqrt(v) + epsilon)
+        yield w
+
+
+def sharded(batches, w, updates, eta):
+    """Rajbhandari et al. 2020: Adam with the mean gradient, as if all were on one."""
+    steps = adam(w, lambda w: np.mean([w - next(c) for c in batches], axis=0), eta)
+    return [next(steps) for _ in range(updates)]
+
+
 # --- A model in layers, a table of rows ---------------------------------------
 
 

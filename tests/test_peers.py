@@ -144,6 +144,11 @@ def test_workers_of_different_speed_agree_on_the_size_of_a_call() -> None:
     assert one[0] == 1 and 10 in one
 
 
+def test_a_run_that_is_over_makes_no_round() -> None:
+    """Resumed after its last update: no call, and no agreement about one."""
+    assert peer_harness.lockstep.Calls.make(None, None, 0, None) == 0
+
+
 def test_without_the_agreement_they_would_not(monkeypatch) -> None:
     """What that test would see: sizes that differ."""
     made = [
@@ -371,6 +376,311 @@ def test_any_diloco_is_the_rule(case, mu, eta_o, decay, fragments) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
+SHARDED, STAGES = "Sharded-Data-Parallel", range(4)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("count", [1, 2])
+def test_trace_of_sharded_data_parallel(stage: int, count: int) -> None:
+    """By hand, two workers, η = 0.1: gradients −3, −4.9; m = −0.3, −0.76; see below.
+
+    v = 0.009, 0.033001. The first step is η, the second 0.1 √0.001999 / 0.19 · 0.76 /
+    √0.033001 = 0.0984471.
+    """
+    flags = [f"--stage={stage}"]
+    with Peers(SHARDED, *flags, start=[0.0] * 3, rounds=count) as run:
+        found = run.trace(2 // count)
+    np.testing.assert_allclose(
+        found, [[w] * 3 for w in [0.1, 0.1984471][count - 1 :: count]], atol=1e-6
+    )
+
+
+class Perceptron(Peers):
+    """The workers of Sharded-Data-Parallel, with a model that is cut in pieces."""
+
+    SHAPES = ((3, 4), (4,), (4, 2), (2,))
+    SIZES = (12, 4, 8, 2)
+    EXAMPLES = 4  # of a mini-batch, of three features and a label each
+
+    def __init__(self, stage: int, workers: int, batches: np.ndarray, **options):
+        start = np.random.default_rng(0).normal(size=sum(self.SIZES))
+        flags = [f"--stage={stage}", "--learning_rate=0.01"]
+        streams = [batches[k::workers].reshape(-1, 16) for k in range(workers)]
+        super().__init__(SHARDED, *flags, start=start, streams=streams, **options)
+
+    @classmethod
+    def cut(cls, w):
+        pieces = np.split(w, np.cumsum(cls.SIZES)[:-1])
+        a, b, c, d = (x.reshape(s) for x, s in zip(pieces, cls.SHAPES, strict=True))
+        return [(a, b), (c, d)]
+
+    def loss(self, index, usual):
+        def loss(w, batch):
+            rows = tf.reshape(batch, [self.EXAMPLES, 4])
+            pieces = zip(tf.split(w, self.SIZES), self.SHAPES, strict=True)
+            a, b, c, d = (tf.reshape(*pair) for pair in pieces)
+            logits = tf.nn.relu(rows[:, :3] @ a + b) @ c + d
+            labels = tf.cast(rows[:, 3], tf.int32)
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels=labels, logits=logits
+            )
+            return tf.reduce_mean(each)
+
+        return loss
+
+    @classmethod
+    def rule(cls, batches: np.ndarray, workers: int, updates: int) -> np.ndarray:
+        """One worker on the joined mini-batches of all: Adam on their mean gradient."""
+        joined = iter(batches.reshape(-1, workers * cls.EXAMPLES, 4))
+
+        def gradient(w):
+            rows = next(joined)
+            found = rules.perceptron_gradient(
+                cls.cut(w), rows[:, :3], rows[:, 3].astype(int)
+            )[1]
+            return np.concatenate([part.ravel() for pair in found for part in pair])
+
+        start = np.random.default_rng(0).normal(size=sum(cls.SIZES))
+        start = start.astype(np.float32).astype(float)
+        steps = rules.adam(start, gradient, 0.01)
+        return np.array([next(steps) for _ in range(updates)])
+
+
+def mini_batches(workers: int, updates: int) -> np.ndarray:
+    """Returns a mini-batch [4, 4] for each update and worker, in this order."""
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(updates * workers, Perceptron.EXAMPLES, 4))
+    rows[..., 3] = rng.integers(2, size=rows.shape[:2])
+    return rows.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("stage", "workers"),
+    launch.some(
+        [(0, 2), (1, 3), (2, 4), (3, 1), (3, 3)],
+        [(s, n) for s in STAGES for n in (1, 2, 3, 4)],
+    ),
+)
+def test_sharded_is_one_worker_on_the_joined_batch(stage: int, workers: int) -> None:
+    """After 20 steps, to 1e-6: P = 26, and units of 12, 4, 8 and 2 numbers."""
+    batches = mini_batches(workers, 20)
+    expected = Perceptron.rule(batches, workers, 20)
+    with Perceptron(stage, workers, batches, rounds=5) as run:
+        found = run.trace(4)
+        run.at_once(lambda peer: peer.check.make(peer.session))
+    np.testing.assert_allclose(found, expected[4::5], atol=1e-6)
+
+
+@given(case=cases(), stage=st.sampled_from(STAGES))
+@ANY
+def test_any_sharded_is_the_rule(case: types.SimpleNamespace, stage: int) -> None:
+    """Adam's first steps are as long for a rounding error as for a gradient."""
+    start = np.array(case.start) + 0.3
+
+    def by_rule(w):
+        rule = rules.sharded(streams(*case.streams), w, 3 * case.rounds, case.eta)
+        return np.array(rule[case.rounds - 1 :: case.rounds])
+
+    expected = by_rule(start)
+    assume(np.abs(by_rule(start + 1e-6) - expected).max() < 1e-4)
+    flags = [f"--learning_rate={case.eta}", f"--stage={stage}"]
+    options = dict(streams=case.streams, start=start, rounds=case.rounds)
+    with Peers(SHARDED, *flags, **options) as run:
+        found = run.trace(3)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def behind(fetches: list) -> set:
+    """Returns the operations that are needed for what a call fetches."""
+    found, waiting = set(), [getattr(x, "op", x) for x in tf.nest.flatten(fetches)]
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += [*(x.op for x in op.inputs), *op.control_inputs]
+    return found
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_who_holds_what(stage: int) -> None:
+    """Of 26 numbers on two workers: all of w, of the gradient, of m and v, or half."""
+    with Perceptron(stage, 2, mini_batches(2, 1)) as run:
+        peer = run.chief
+        made = behind(peer.calls.fetches[1])
+        sizes = {name: v.shape.num_elements() for name, v in peer.variables.items()}
+        whole = {op.type for op in made for x in op.outputs if x.shape == [26]}
+        # A gradient is all there before the first reduce-scatter, or a unit is.
+        sent = [op for op in made if op.type == "CollectiveAllToAllV2"]
+        before = {
+            tuple(x.shape)
+            for op in sent
+            for way in behind(op.inputs[0])
+            for x in way.outputs
+            if way.type in ("ConcatV2", "Pad")
+        }
+        gathers = [op for op in made if op.type == "CollectiveGather"]
+    half = 13 if stage else 26
+    assert (
+        sizes["m"] == sizes["v"] == half and sizes["center"] == [26, 26, 26, 13][stage]
+    )
+    assert bool(whole) == (stage < 3), whole
+    assert len(sent) == [0, 1, 4, 4][stage] and len(gathers) == [0, 1, 4, 5][stage]
+    assert ((26,) in before) == (stage == 1)
+
+
+def test_a_unit_is_gathered_again_for_the_backward_pass_and_dropped_between() -> None:
+    """No operation of the backward pass has what was gathered for the forward pass.
+
+    A unit is gathered after the operations that needed the unit before it.
+    """
+    with Perceptron(3, 2, mini_batches(2, 1)) as run:
+        made = behind(run.chief.calls.fetches[1])
+    gathers = [op for op in made if op.type == "CollectiveGather"]
+    loss = next(op for op in made if op.type.startswith("SparseSoftmax"))
+    forward = [op for op in gathers if op in behind([loss])]
+    assert (len(forward), len(gathers)) == (4, 5)  # of the matrix whose input has ∇
+    for op in forward:
+        views, users = [*op.outputs], set()
+        while views:
+            for user in views.pop().consumers():
+                if user in made and user.type in ("Reshape", "StridedSlice"):
+                    views += user.outputs
+                elif user in made:
+                    users.add(user)
+        assert users and users <= behind([loss]), users
+    order = sorted(forward, key=lambda op: len(behind([op])))
+    for before, after in itertools.pairwise(order):
+        assert before in behind([after])
+
+
+def layers(w, x):
+    a, b, c, d = tf.split(w, [6, 2, 2, 2])
+    return tf.reduce_sum((tf.nn.relu(x @ tf.reshape(a, [3, 2]) + b) * c + d) ** 2)
+
+
+CUT = {  # a loss of twelve weights: its units, how often one is fetched
+    "split": (layers, [6, 2, 2, 2], 5),
+    "slices": (
+        lambda w, x: tf.reduce_sum(w[:3] * x**3) + tf.norm(w[3:] + w[-1]),
+        [3, 9],
+        3,
+    ),
+    "a piece twice": (
+        lambda w, x: tf.reduce_sum(w[:6] ** 3) + tf.reduce_sum(x * w[:6][:3] * w[6]),
+        [6, 1, 5],
+        4,
+    ),
+    "whole": (lambda w, x: tf.reduce_sum((w - 1) ** 2 * x[0, 0]) + tf.norm(w), [12], 2),
+    "of weights alone": (lambda w, x: tf.nn.l2_loss(w), [12], 2),
+    "a part unused": (lambda w, x: tf.reduce_sum(w[4:8] * x[0, 1]), [8, 4], 1),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_copy_in_units_is_the_loss_and_its_gradient(name: str, slow: bool) -> None:
+    """Also on a worker that sleeps: it sleeps once, before its forward pass."""
+    units = importlib.import_module("cluster.units")
+    loss, sizes, most = CUT[name]
+    rng, slept, fetched = np.random.default_rng(0), [], []
+    vector = rng.normal(size=12).astype(np.float32)
+
+    def slowed(w, x):
+        sleep = tf.py_func(lambda _: slept.append(1), [w[0]], [])
+        with tf.control_dependencies([sleep]):
+            return loss(tf.identity(w), x)
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.identity(tf.constant(rng.normal(size=(4, 3)), tf.float32))
+        w = tf.constant(vector)
+        learning = types.SimpleNamespace(start=w, batch=lambda: x, loss=loss)
+        cut = units.units(learning)
+        assert [unit.size for unit in cut] == sizes
+
+        def weights(number):
+            fetched.append(number)
+            unit = cut[number]
+            return w[unit.begin : unit.begin + unit.size]
+
+        value, gradients = units.value_and_gradients(
+            slowed if slow else loss, x, cut, weights, lambda g: 2 * g
+        )
+        usual = loss(w, x)
+        wanted = [usual, 2 * tf.gradients(usual, w)[0]]
+        found = session.run([value, tf.concat(gradients, axis=0)])
+        for one, other in zip(found, session.run(wanted), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert len(slept) == slow and len(fetched) <= most + slow, fetched
+
+
+def test_parts_are_saved_whole_and_resumed_by_another_number_and_stage(tmp_path):
+    """Three workers in stage 3, two in stage 1, four in stage 2, one in stage 3."""
+    sharded = importlib.import_module("cluster.sharded")
+    streams = np.tile(mini_batches(1, 8)[:, None], (1, 12, 1, 1))  # alike for each
+    path = str(tmp_path / "model")
+    for number, (stage, workers) in enumerate([(3, 3), (1, 2), (2, 4), (3, 1)]):
+        rows = streams[2 * number : 2 * number + 2, :workers].reshape(-1, 4, 4)
+        options = dict(extra=lambda peer: tf.train.Saver())
+        with Perceptron(stage, workers, rows, **options) as run:
+            chief = run.chief
+            parts = sharded.Parts(chief.center, chief.target)
+            saver = sharded.Saver(chief.extra, parts)
+            if number:
+                saver.restore(chief.session, f"{path}-{2 * number}")
+                chief.session.run(chief.prepare)
+                run.at_once(lambda peer: peer.session.run(peer.broadcast))
+                for peer in run.workers:
+                    peer.session.run(peer.local)
+                saver.restore_parts()
+            for _ in range(2):
+                pushes = run.at_once(lambda peer: peer.call())
+            saver.save(chief.session, path, pushes[0][-1].step)
+            found = pushes[0][-1].center
+    expected = Perceptron.rule(streams[:, 0], 1, 8)
+    np.testing.assert_allclose(found, expected[-1], atol=1e-6)
+    saved = tf.train.load_checkpoint(f"{path}-8")
+    shapes = saved.get_variable_to_shape_map()
+    assert [shapes[name] for name in ("center", "m", "v")] == [[26]] * 3
+    np.testing.assert_allclose(saved.get_tensor("center"), found)
+
+
+@pytest.mark.parametrize("half", ["reduce_scatter", "all_gather"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_without_one_half_of_the_all_reduce(half: str, stage: int, monkeypatch) -> None:
+    """A worker that takes its own numbers for those of all is found."""
+    shards = importlib.import_module("cluster.shards")
+
+    gather = shards.Ring.all_gather
+
+    def alone(ring, vector, size=None):
+        part = -(-vector.shape.num_elements() // ring.workers)
+        if half == "all_gather":
+            # TensorFlow exchanges parts in a call only that has a gather or a sum, too.
+            with tf.control_dependencies([gather(ring, vector, size)]):
+                return tf.tile(vector, [ring.workers])[:size]
+        rows = tf.pad(vector, [[0, part * ring.workers - vector.shape.num_elements()]])
+        return tf.reshape(rows, [ring.workers, part])[ring.me]
+
+    batches = mini_batches(2, 3)
+    expected = Perceptron.rule(batches, 2, 3)
+    monkeypatch.setattr(shards.Ring, half, alone)
+    with Perceptron(stage, 2, batches) as run:
+        made = [run.at_once(lambda peer: peer.call()) for _ in range(3)]
+    assert not np.allclose(made[-1][0][-1].center, expected[-1], atol=1e-5)
+
+
+def test_eleven_workers_have_their_places() -> None:
+    """Worker 10 is not between 1 and 2: parts come back where they were."""
+
+    def extra(peer):
+        vector = peer.ring.reduce_scatter(tf.range(23.0) * (peer.index + 1))
+        return peer.ring.all_gather(vector, 23)
+
+    with Peers(SHARDED, streams=[[0.0]] * 11, extra=extra) as run:
+        for found in run.at_once(lambda peer: peer.session.run(peer.extra)):
+            np.testing.assert_allclose(found, 6 * np.arange(23.0), rtol=1e-6)
+
+
 # --- Identities -------------------------------------------------------------------
 
 START = [0.5, -1.0, 2.0]
@@ -433,6 +743,9 @@ MUTATIONS = [
     (DILOCO, "new = args.momentum * pieces.get(u, f) + delta", "new = delta"),
     (DILOCO, "[pieces.put(x, f, moved), *slots]", "[x, *slots]"),
     (DILOCO, "+ args.weight_decay * x)", "- args.weight_decay * x)"),
+    (SHARDED, "*shared, step + 1, mean", "*shared, step + 2, mean"),
+    (SHARDED, "beta2_power=b_2**t", "beta2_power=b_2"),
+    (SHARDED, "b_1, b_2, t = 0.9, 0.999,", "b_1, b_2, t = 0.99, 0.999,"),
 ]
 
 
@@ -445,6 +758,7 @@ def test_a_changed_formula_is_found(folder, old, new, monkeypatch) -> None:
 
     def differs() -> bool:
         flags = ["--weight_decay=0.5"] if folder == DILOCO else []
+        flags = ["--stage=1"] if folder == SHARDED else flags
         with Peers(folder, *flags, start=START) as run:
             made = [run.at_once(lambda peer: peer.call()) for _ in range(3)]
         found = [pushes[0][-1].center for pushes in made]
@@ -458,6 +772,8 @@ def test_a_changed_formula_is_found(folder, old, new, monkeypatch) -> None:
     if folder == DILOCO:
         batches = streams(*STREAMS)
         expected = rules.diloco(batches, np.array(START), 3, 2, inner, 0.7, 0.9)
+    if folder == SHARDED:
+        expected = rules.sharded(streams(*STREAMS), np.array(START), 3, 0.1)
     module = types.ModuleType("mutant")
     exec(compile(source.replace(old, new), str(path), "exec"), module.__dict__)
     monkeypatch.setitem(peer_harness.instead, folder, module)
@@ -481,6 +797,8 @@ def test_counters(folder: str, workers: int) -> None:
     assert done["examples"] == 6 * workers * each
     fragments = getattr(args, "fragments", 1)
     size = 4 * -(-5 // fragments)
+    if folder == SHARDED:  # parts of one size, the last ones filled up
+        size = 4 * workers * -(-5 // workers)
     assert done["bytes_pushed"] == done["bytes_pulled"] == 6 * 2 * (workers - 1) * size
     assert done["mean_staleness"] == 0 and 0 < done["seconds"] < 100
 

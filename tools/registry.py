@@ -253,6 +253,16 @@ EXAMPLES = [
         "[Douillard et al. 2023](https://arxiv.org/abs/2311.08105)",
     ),
     Example(
+        "Sharded-Data-Parallel",
+        "Ring-All-Reduce",
+        "No parameter server",
+        "peers",
+        "no worker has all of the optimizer, the gradient, the weights.",
+        "sync",
+        "parts of the gradient, and of the weights",
+        "[Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054)",
+    ),
+    Example(
         "Gossip-SGD",
         "HogWild",
         "No parameter server",

@@ -41,29 +41,32 @@ class Stats(base.Stats):
         """Chief: returns the operations that make restored counters fit this run."""
         return super().prepare() if self.chief else []
 
-    def count(self, reduced, examples):
+    def count(self, reduced, examples, sent=None):
         """Numbers the update and counts the round of every worker; returns its Counted.
 
         `reduced` is the tensor that this round has all-reduced, `examples` how many
-        each worker used: a number, or a scalar of the graph. An update is counted once,
-        in the row of the chief.
+        each worker used: a number, or a scalar of the graph; `sent` the bytes that each
+        sends, if not those of this all-reduce. An update is counted once, in the row of
+        the chief.
         """
         with tf.control_dependencies([reduced]):
             number = self.step.read_value()
         with tf.control_dependencies([number]):
             done = [self.step.assign_add(1, read_value=False)]
             if self.chief:
-                done += self._count(base.size(reduced), examples)
+                if sent is None:
+                    sent = traffic(base.size(reduced), self.workers)
+                done += self._count(sent, examples)
         with tf.control_dependencies(done):
             packed = tf.stack([number + 1, tf.zeros_like(number), APPLIED])
         return Counted(number, tf.zeros_like(number), tf.constant(True), packed)
 
-    def _count(self, bytes_, examples):
+    def _count(self, sent, examples):
         every = np.zeros([self.workers, len(COUNTERS)], np.int64)
         every[0, COUNTERS.index("updates")] = 1
         every[:, COUNTERS.index("rounds")] = 1
         # To the byte in the sum of all rows.
-        ends = np.arange(self.workers + 1) * traffic(bytes_, self.workers)
+        ends = np.arange(self.workers + 1) * sent
         for name in ("pushed", "pulled"):
             every[:, COUNTERS.index(name)] = np.diff(np.floor(ends + 0.5))
         used = self.row(examples=1)
@@ -99,6 +102,8 @@ class Calls(rounds.Calls):
         Everything in it follows from what all workers have in common: the seconds of a
         round, averaged over them, and how many updates are `left`.
         """
+        if left <= 0:  # resumed after the last update, which all know
+            return left
         (pace,) = session.run(self.agreed, {self.mine: [self.seconds]})
         self.seconds = float(pace)
         size = self.size(left)

@@ -54,6 +54,10 @@ class Ring:
         new.experimental.collective_group_leader = LEADER
         return new
 
+    def center(self, learning):
+        """Returns the center variable of a Problem: all of it on every worker."""
+        return tf.get_variable("center", initializer=learning.start)
+
     def _reduced(self, tensor, merge, final="Id"):
         if self.workers == 1:
             return tf.identity(tensor)

@@ -1,0 +1,122 @@
+"""What peers add up, around a ring. Scripts of peers, `lockstep`, `peers` call it.
+
+An all-reduce is one operation of TensorFlow on each worker, CollectiveReduce with the
+hint `ring`. Worker k cuts its vector into N chunks and talks to two others: it receives
+from k − 1 and sends to k + 1.
+
+    N − 1 steps   it adds its own chunk to the one that comes, and sends the sum on:
+                  after them each worker has one chunk summed over all
+    N − 1 steps   it sends on that chunk, and every one that comes
+
+Each chunk is added up in one order and in one place, so that all workers get the same
+bits. Source: Patarasuk, Yuan, Bandwidth optimal all-reduce algorithms for clusters of
+workstations, JPDC 69(2), 2009.
+"""
+
+import itertools
+
+import numpy as np
+
+from cluster import tensorflow_v1 as tf
+from cluster.task import Failure
+
+LEADER = "/job:worker/replica:0/task:0"  # who says which workers are in the ring
+GROUP = 1  # the key of the ring: all workers of a run have the same
+
+
+def traffic(size, workers):
+    """Returns the bytes that a worker sends to all-reduce `size` bytes; as many come.
+
+    2 (N − 1) / N of the vector, on average: the chunks may differ by a few elements.
+    """
+    return 2 * (workers - 1) * size / workers
+
+
+class Ring:
+    """All workers of a run, for operations that every one of them makes, in one order.
+
+    The operations are told apart by keys: the n-th that one worker's graph builds meets
+    the n-th of every other's. So all have to build the same, and to call the same.
+    """
+
+    def __init__(self, args):
+        self.workers, self.keys = len(args.worker_hosts), itertools.count(1)
+        self.device = f"/job:worker/task:{args.task_index}"
+
+    @staticmethod
+    def config(me):
+        """Returns the configuration of the server and the sessions of worker `me`.
+
+        Its sessions see itself and the leader, and wait for no other worker to open.
+        """
+        filters = [f"/job:worker/task:{index}" for index in sorted({0, me})]
+        new = tf.ConfigProto(device_filters=filters)
+        new.experimental.collective_group_leader = LEADER
+        return new
+
+    def center(self, learning):
+        """Returns the center variable of a Problem: all of it on every worker."""
+        return tf.get_variable("center", initializer=learning.start)
+
+    def _reduced(self, tensor, merge, final="Id"):
+        if self.workers == 1:
+            return tf.identity(tensor)
+        with tf.device(self.device):
+            return tf.raw_ops.CollectiveReduce(
+                input=tensor,
+                group_size=self.workers,
+                group_key=GROUP,
+                instance_key=next(self.keys),
+                merge_op=merge,
+                final_op=final,
+                subdiv_offsets=[0],
+                communication_hint="ring",
+            )
+
+    def mean(self, tensor):
+        """Returns the mean over all workers, the same bits on each; of floats."""
+        return self._reduced(tensor, "Add", "Div")
+
+    def sum(self, tensor):
+        """Returns the sum over all workers, the same bits on each."""
+        return self._reduced(tensor, "Add")
+
+    def largest(self, tensor):
+        """Returns the largest over all workers, element by element."""
+        return self._reduced(tensor, "Max")
+
+    def broadcast(self, variables, chief):
+        """Returns the operation by which every worker gets the chief's values.
+
+        The chief adds its values, the others zeros.
+        """
+        taken = []
+        for variable in variables:
+            value = variable.read_value()
+            value = self.sum(value if chief else tf.zeros_like(value))
+            taken.append(variable.assign(value, read_value=False))
+        return tf.group(taken)
+
+
+class ConsistencyCheck:
+    """Whether variables have the same bits on all workers, for 32 bytes a variable."""
+
+    def __init__(self, ring, variables):
+        self.names, prints = [variable.op.name for variable in variables], []
+        for variable in variables:
+            octets = tf.bitcast(variable.read_value(), tf.uint8)
+            hashed = tf.fingerprint(tf.reshape(octets, [1, -1]))[0]
+            prints.append(
+                tf.cast(tf.bitcast(tf.reshape(hashed, [2, 4]), tf.int32), tf.int64)
+            )
+        mine = tf.stack(prints)
+        # All are x if the largest x of all workers is minus the largest −x.
+        most = ring.largest(tf.stack([mine, -mine]))
+        self.differ = tf.reduce_any(tf.not_equal(most[0], -most[1]), axis=1)
+
+    def make(self, session):
+        """Raises Failure, on every worker, if a variable is not the same on all."""
+        differ = session.run(self.differ)
+        if differ.any():
+            name = self.names[int(np.argmax(differ))]
+            raise Failure(f"{name} is not the same on all workers, bit by bit")

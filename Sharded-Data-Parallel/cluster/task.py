@@ -1,0 +1,226 @@
+"""A task of a run: how its process begins, and how it ends. Everybody calls it.
+
+  0  all updates are made; the chief has written the result
+  1  it failed, said why, and would fail again
+  2  a usage error: flags, data, addresses
+  3  something that it needs is not on this machine
+138  it failed, and another start may help (Kubernetes' policy ExitCode agrees)
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+
+import cluster
+from cluster import addresses, errors
+from cluster import tensorflow_v1 as tf
+
+AGAIN = 138
+LAUNCHER = "LAUNCHER"  # the process of launch.py, in the environment
+LAST = 5  # seconds that a task which is told to end may take for what is left to do
+SLOW = 5  # seconds in which TensorFlow is usually loaded
+RECENT = 600  # seconds: a task with a younger log is started again, in the same run
+
+_last_acts, _started_again = [], []
+
+
+class Failure(Exception):
+    """The whole run has failed, for the reason that is its text."""
+
+
+def fail(sentence, status=2):
+    """Ends the program with one sentence on stderr."""
+    print(f"{os.path.basename(sys.argv[0])}: {sentence}", file=sys.stderr, flush=True)
+    raise SystemExit(status)
+
+
+def end_now(sentence, status=AGAIN):
+    """Ends the process with one sentence from any thread, whatever the others do."""
+    try:
+        fail(sentence, status)
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def run(main):
+    """Runs a script's `main`: whatever ends it reaches the screen as one sentence.
+
+    The traceback of an unexpected error is in the task's log.
+    """
+    try:
+        main()
+    except Failure as error:
+        fail(str(error), 1)
+    except Exception as error:
+        if not logging.getLogger().handlers:
+            raise  # there is no log yet, see `begin`
+        logging.getLogger().error(traceback.format_exc())
+        sentence, status = errors.explain(error)
+        fail(sentence, AGAIN if errors.is_of_others(error) else status)
+
+
+# --- Begin ------------------------------------------------------------------------
+
+
+def begin(args, problem):
+    """Begins a task: its log in LOGDIR, its signals, the import of TensorFlow.
+
+    With --check it begins nothing: the script builds its graph, and `Training` ends the
+    program. The launcher's own --check is over here, when the data is found good.
+    """
+    launched = os.environ.get(LAUNCHER) == str(os.getppid())
+    if args.check and launched:
+        _load(problem, args)
+        raise SystemExit(0)
+    if args.check:
+        with open(os.devnull, "a") as log:
+            _redirect(log)
+    else:
+        _begin(args, launched)
+    try:
+        with _said_if_slow():
+            tf.logging.set_verbosity(tf.logging.INFO)
+    except ImportError as error:
+        fail(
+            f"{sys.executable} has no TensorFlow that can be imported ({error}): "
+            f"{cluster.INSTALL}, or name another interpreter",
+            cluster.MISSING,
+        )
+    if args.check:  # the graph needs no server
+        tf.train.Server = lambda *_, **__: types.SimpleNamespace(target="")
+
+
+def _begin(args, launched):
+    if args.address:
+        try:
+            addresses.check_port(args.job_name, args.address)
+        except ValueError as error:
+            fail(str(error))
+        # gRPC obeys http_proxy, also for the hosts of the cluster.
+        hosts = {a.rpartition(":")[0] for a in args.ps_hosts + args.worker_hosts}
+        os.environ["no_grpc_proxy"] = ",".join(sorted(hosts))
+    _obey_signals()
+    if launched:
+        threading.Thread(target=_follow_launcher, daemon=True).start()
+    _log_to(args.logdir, name(args))
+
+
+@contextlib.contextmanager
+def _said_if_slow():
+    """Says after SLOW seconds, and again, that TensorFlow is still being loaded."""
+    began, loaded = time.monotonic(), threading.Event()
+
+    def say():
+        while not loaded.wait(SLOW):
+            waited = time.monotonic() - began
+            print(f"still loading TensorFlow, for {waited:.0f} s now", flush=True)
+
+    threading.Thread(target=say, daemon=True).start()
+    try:
+        yield
+    finally:
+        loaded.set()
+
+
+def end_check():
+    """Ends the program: with --check all that there was to look at is good."""
+    print("--check: flags, data and model are good", flush=True)
+    raise SystemExit(0)
+
+
+def data(problem, args):
+    """Returns the data of this task's problem; None for a task that only serves."""
+    client = addresses.clients(args) > 1 or args.task_index == 0
+    return _load(problem, args) if args.job_name == "worker" and client else None
+
+
+def _load(problem, args):
+    try:
+        return problem.load(args.data, len(args.worker_hosts))
+    except ValueError as error:
+        flag = getattr(problem, "FLAG", "--data")
+        given = any(word.split("=", 1)[-1] == args.data for word in sys.argv)
+        fail(f"{flag} {args.data}{'' if given else ' (the default)'}: {error}")
+
+
+def name(args):
+    """Returns the name of a task's log."""
+    return f"{args.job_name}-{args.task_index}"
+
+
+def is_started_again():
+    """Says whether this task was in this LOGDIR a short while ago."""
+    return bool(_started_again)
+
+
+def before_the_end(act):
+    """Has `act()` called when this task is told to end, by TERM."""
+    _last_acts.append(act)
+
+
+def _obey_signals():
+    """Ends this process at once when it gets INT or TERM, whatever it is doing.
+
+    A handler in Python would have to wait for the call of TensorFlow that the main
+    thread is in, and process 1 of a container has no default action to rely on. So
+    a thread reads the signal's number from the pipe into which Python's C code puts it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+    def end():
+        (number,) = os.read(reader, 1)
+        if number == signal.SIGTERM and _last_acts:
+            act = threading.Thread(
+                target=lambda: [a() for a in _last_acts], daemon=True
+            )
+            act.start()
+            act.join(LAST)
+        sys.stdout.flush()
+        os._exit(128 + number)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def _follow_launcher():
+    """Ends this process when launch.py, which started it, was killed."""
+    while os.getppid() == int(os.environ[LAUNCHER]):
+        time.sleep(1)
+    os._exit(128 + signal.SIGTERM)
+
+
+def _log_to(logdir, name):
+    """Sends what TensorFlow and Python's logging say to LOGDIR/`name`.log."""
+    try:
+        os.makedirs(logdir, exist_ok=True)
+        path = os.path.join(logdir, f"{name}.log")
+        if os.path.exists(path) and time.time() - os.path.getmtime(path) < RECENT:
+            _started_again.append(path)
+        log = open(path, "a")
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(f"--logdir {logdir}: another run's {name} is writing there")
+    except OSError as error:
+        fail(f"--logdir {logdir}: {error.strerror}")
+    _redirect(log)
+
+
+def _redirect(log):
+    # TensorFlow's C++ writes to descriptor 2, whatever sys.stderr is. So descriptor 2
+    # becomes the log, and sys.stderr a copy of what it was, the screen.
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
+    os.dup2(log.fileno(), 2)
+    logging.basicConfig(stream=log, level=logging.INFO)
+    logging.raiseExceptions = False  # a disk that is full takes no log either

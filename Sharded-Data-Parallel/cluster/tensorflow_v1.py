@@ -1,0 +1,43 @@
+"""`tensorflow.compat.v1`, imported quietly and when it is first used, by everybody.
+
+    from cluster import tensorflow_v1 as tf
+
+The import takes seconds, so that flags and data are checked before it. compat.v1 in
+graph mode is the TensorFlow API in which every worker is a client of its own; resource
+variables stay on.
+"""
+
+import functools
+import gc
+import importlib
+import sys
+import typing
+
+if typing.TYPE_CHECKING:  # for editors
+    from tensorflow.compat.v1 import *
+
+
+@functools.cache
+def _module():
+    # A third of the import is Keras, a tenth of the rest SciPy and h5py, for an older
+    # Keras within. TensorFlow can do without: they are hidden meanwhile, and loaded
+    # when somebody uses them. A fifth is garbage collection, which finds nothing:
+    # modules stay.
+    hidden = {"keras", "scipy", "h5py"} - sys.modules.keys()
+    sys.modules |= dict.fromkeys(hidden)
+    gc.disable()
+    try:
+        module = importlib.import_module("tensorflow.compat.v1")
+    finally:
+        gc.freeze()
+        gc.enable()
+        for name in hidden:
+            del sys.modules[name]
+    module.disable_eager_execution()
+    return module
+
+
+def __getattr__(name):
+    if name.startswith("__"):  # of this module, asked by Python itself
+        raise AttributeError(name)
+    return getattr(_module(), name)

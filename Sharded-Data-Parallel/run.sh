@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Sharded-Data-Parallel on this machine: two workers.
+SCRIPT=sharded_data_parallel.py
+NUM_PS=${NUM_PS:-0}
+NUM_WORKERS=${NUM_WORKERS:-2}
+PEERS=yes # no ps is needed
+# --- identical in every example below this line ---
+# Starts the tasks on this machine, waits for them, ends them: see cluster/launch.py.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+if [ -z "${PYTHON:-}" ]; then
+  PYTHON=$here/../.venv/bin/python
+  [ -x "$PYTHON" ] || PYTHON=python3
+fi
+if ! command -v "$PYTHON" >/dev/null; then
+  echo "run.sh: PYTHON=$PYTHON: no such command" >&2
+  exit 2
+fi
+export SCRIPT NUM_PS NUM_WORKERS PEERS="${PEERS:-}"
+exec "$PYTHON" -B "$here/${LAUNCH:-cluster/launch.py}" "$@"
