@@ -168,6 +168,10 @@ def main():
     args = parse_args()
     task.begin(args, problem)
     data = task.data(problem, args)
+    if args.check:  # the coordinator would wait for the other tasks
+        learning = problem.build(data, args.batch_size, args.seed, 0, 1)
+        tf.gradients(learning.loss(learning.start, learning.batch()), learning.start)
+        task.end_check()
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     # A step waits in several threads at once: with one core there would be too few.
     config = tf.ConfigProto(inter_op_parallelism_threads=THREADS)

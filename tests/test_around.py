@@ -616,7 +616,7 @@ def test_a_table_that_does_not_fit_is_one_sentence(tmp_path) -> None:
     with run_sh(copy, "--users", "2000000000", "--rank", "64") as run:
         assert run.wait() == 2, run.output
     words = "a table of 2000002000 x 64 on 2 ps, 2 of them on localhost, needs 512.0 GB"
-    assert len(run.lines) == 1 and words in run.output, run.output
+    assert len(run.lines) == 2 and words in run.lines[1], run.output
     assert not (copy / "logdir").exists()
 
 

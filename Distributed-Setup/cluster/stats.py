@@ -118,8 +118,8 @@ class Stats:
                 sizes = [_elements(tensor) for tensor in pushed[1:]]
                 after += [one for one in sizes if tf.is_tensor(one)]
                 sent = size(*pushed), size(*tf.nest.flatten(pulled))
-            else:
-                after += [count for count in sent if tf.is_tensor(count)]
+            elif tf.is_tensor(sent):
+                after.append(sent)
             up, down = sent[0], sent[1]
         with self.locked(after) as held:
             number, joined = held.read(self.step), held.joined

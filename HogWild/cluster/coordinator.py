@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from cluster import addresses, heartbeat, ports, report, rounds, run, task
+from cluster import addresses, heartbeat, patience, ports, report, rounds, run, task
 from cluster import tensorflow_v1 as tf
 
 ROOM = 1000  # workers, and values of staleness, that are told apart
@@ -31,7 +31,7 @@ def wait_for_all(args):
         one = [*missing(), *others][0]
         return "{} {}: nothing answers at {}".format(*one, others[one])
 
-    heartbeat.wait(lambda: not missing(), what, heartbeat.STARTING * args.patience)
+    patience.wait(lambda: not missing(), what, patience.starting(args))
     threading.Thread(target=_watch, args=[args], daemon=True).start()
 
 
@@ -214,7 +214,7 @@ def _send_away(args, server):
     """Tells the other tasks that the run is over: by themselves they serve for ever."""
     for one, host in addresses.serving(args).items():
         config = tf.ConfigProto(device_filters=[addresses.device(one)])
-        config.operation_timeout_in_ms = 1000 * heartbeat.ANSWER
+        config.operation_timeout_in_ms = 1000 * patience.ANSWER
         with contextlib.suppress(tf.errors.OpError), tf.Graph().as_default():
             told = heartbeat.over(one).enqueue(True)
             if ports.answers(host):
