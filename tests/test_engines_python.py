@@ -137,7 +137,10 @@ def test_check_says_what_the_script_says(modules):
     python, script = sys.executable, str(launch.REPO / "HogWild" / "hogwild.py")
     assert modules.tasks.check(python, script, [], 1, 2) == (0, "")
     status, sentence = modules.tasks.check(python, script, ["--stepz=3"], 1, 2)
-    assert (status, sentence) == (2, "hogwild.py: unrecognized arguments: --stepz=3")
+    assert (status, sentence) == (
+        2,
+        "hogwild.py: unrecognized arguments: --stepz=3; did you mean --steps?",
+    )
 
 
 # --- Spark's parallel experiments ---------------------------------------------
