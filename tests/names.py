@@ -39,7 +39,11 @@ LIBRARY = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 HOUR, LATE, TIMEOUT = 3600, 20, 300
 FLAGS = ["--steps", "1000", "--slow_workers", "0.01", "--save_seconds", "2"]
 FLAGS += ["--patience", "30"]
-# `act` gets a Space or the file of a clock when the run trains, or at the start.
+# libfaketime 0.9.10 fails in the sleep that Python 3.11 makes, until a moment.
+SLEEP = """
+import select, time
+time.sleep = lambda seconds: select.select([], [], [], seconds)
+"""
 Case = collections.namedtuple("Case", "kind folder who")
 # Whatever it says, a run must end with one of these.
 ENDS = {0, 138}
@@ -208,7 +212,10 @@ def with_clock(case: Case, where: pathlib.Path, library: str) -> strangers.Found
     at_once = case.kind in (ahead, behind)
     if at_once:
         case.kind(clock)
+    (where / "python").mkdir()
+    (where / "python" / "sitecustomize.py").write_text(SLEEP)
     wrong = dict(
+        PYTHONPATH=str(where / "python"),
         LD_PRELOAD=library,
         FAKETIME_TIMESTAMP_FILE=str(clock),
         FAKETIME_NO_CACHE="1",
