@@ -233,7 +233,7 @@ def session_same_name(live: Live) -> None:
 
 def long_enough(act) -> list[str]:
     """Returns flags of a run that lasts as long as who comes to it."""
-    return ["--steps", "3000"] if act in (session, session_same_name) else []
+    return ["--steps", "6000"] if act in (session, session_same_name) else []
 
 
 def other_task(folder: str, where: pathlib.Path) -> Found:
