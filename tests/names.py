@@ -42,7 +42,7 @@ FLAGS += ["--patience", "30"]
 # libfaketime 0.9.10 fails in the sleep that Python 3.11 makes, until a moment.
 SLEEP = """
 import select, time
-time.sleep = lambda seconds: select.select([], [], [], seconds)
+time.sleep = lambda seconds: select.select([], [], [], float(seconds))
 """
 Case = collections.namedtuple("Case", "kind folder who")
 # Whatever it says, a run must end with one of these.
@@ -338,6 +338,10 @@ def main() -> int:
         for c in cases()
         if all(w in (c.kind.__name__, c.folder, c.who) for w in words)
     ]
+    head = (
+        f"`.venv/bin/python tests/names.py`, 2 cores, {datetime.date.today()}, "
+        f"commit {strangers.commit()}.\n\n"
+    )
     done = {}
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         runs = pool.map(lambda case: tried(case, library), chosen)
@@ -351,14 +355,9 @@ def main() -> int:
             )
             if wrong:
                 print("  " + "\n  ".join(found.lines[-25:]), flush=True)
-    text = table(done)
-    print(text)
-    if args.write:
-        head = (
-            f"`.venv/bin/python tests/names.py`, 2 cores, {datetime.date.today()}, "
-            f"commit {strangers.commit()}.\n\n"
-        )
-        args.write.write_text(head + text)
+            if args.write:  # also if somebody ends this before its end
+                args.write.write_text(head + table(done))
+    print(table(done))
     return int(any(wrong for _, wrong in done.values()))
 
 

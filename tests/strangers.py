@@ -603,6 +603,10 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     words = [word for word in args.only.split(",") if word]
     chosen = [c for c in cases() if all(w in (c[0].__name__, c[1]) for w in words)]
+    head = (
+        f"`.venv/bin/python tests/strangers.py`, 2 cores, {datetime.date.today()}, "
+        f"commit {commit()}.\n\n"
+    )
     done = {}
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for case, found, wrong in pool.map(tried, chosen):
@@ -614,14 +618,9 @@ def main() -> int:
             )
             if wrong:
                 print("  " + "\n  ".join(found.lines[-25:]), flush=True)
-    text = table(done)
-    print(text)
-    if args.write:
-        head = (
-            f"`.venv/bin/python tests/strangers.py`, 2 cores, {datetime.date.today()}, "
-            f"commit {commit()}.\n\n"
-        )
-        args.write.write_text(head + text)
+            if args.write:  # also if somebody ends this before its end
+                args.write.write_text(head + table(done))
+    print(table(done))
     return int(any(wrong for _, wrong in done.values()))
 
 
