@@ -241,10 +241,6 @@ def other_task(folder: str, where: pathlib.Path) -> Found:
     live = Live(folder, where)
     with live.stack:
         live.start(*live.all_names()[:-1])
-        if live.run.ps:
-            live.tasks["worker 0"].wait_for("  loss ", 200)
-        else:
-            live.tasks["worker 0"].wait_for("worker 0 of 2 serves", 200)
         live.run.copy, ours = copy_of(FOLDERS[folder], where), live.run.copy
         live.start("worker 1")
         stranger = live.tasks.pop("worker 1")
