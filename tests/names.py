@@ -39,10 +39,14 @@ LIBRARY = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 HOUR, LATE, TIMEOUT = 3600, 20, 300
 FLAGS = ["--steps", "1000", "--slow_workers", "0.01", "--save_seconds", "2"]
 FLAGS += ["--patience", "30"]
-# libfaketime 0.9.10 fails in the sleep that Python 3.11 makes, until a moment.
+# libfaketime 0.9.10 fails in the sleep that Python 3.11 makes, which is to a moment.
 SLEEP = """
 import select, time
-time.sleep = lambda seconds: select.select([], [], [], float(seconds))
+
+def sleep(seconds):
+    select.select([], [], [], seconds)
+
+time.sleep = sleep
 """
 Case = collections.namedtuple("Case", "kind folder who")
 # Whatever it says, a run must end with one of these.
