@@ -243,15 +243,15 @@ def other_task(folder: str, where: pathlib.Path) -> Found:
         live.start(*live.all_names()[:-1])
         live.run.copy, ours = copy_of(FOLDERS[folder], where), live.run.copy
         live.start("worker 1")
-        stranger = live.tasks.pop("worker 1")
-        status = stranger.wait(200)
+        foreign = live.tasks.pop("worker 1")
+        status = foreign.wait(200)
         live.run.copy = ours
         live.start("worker 1")
         found = live.end()
     wrong = found.wrong if status == 2 else [*found.wrong, f"it ended with {status}"]
-    said = [f"to it: {line}" for line in stranger.lines[-1:]]
+    said = [f"to it: {line}" for line in foreign.lines[-1:]]
     left = [line for line in found.said if "still waiting" not in line]
-    lines = found.lines + stranger.lines
+    lines = found.lines + foreign.lines
     return Found(found.statuses, [*said, *left], wrong, lines)
 
 
@@ -540,7 +540,7 @@ def verdict(row, found: Found) -> list[str]:
 def tried(case: tuple) -> tuple[tuple, Found, list[str]]:
     """Makes a run; returns it with what is wrong in it."""
     row, folder = case
-    with tempfile.TemporaryDirectory(prefix="strangers-") as name:
+    with tempfile.TemporaryDirectory(prefix="met-") as name:
         where = pathlib.Path(name)
         where.chmod(0o755)
         try:
@@ -576,7 +576,7 @@ def commit() -> str:
 
 
 def table(done: dict) -> str:
-    """Returns the runs as Markdown, a row a stranger."""
+    """Returns the runs as Markdown, a row a case."""
     rows = ["| what the run meets | scheme | what becomes of it |", "|---|---|---|"]
     for (row, folder), (found, wrong) in done.items():
         what = " ".join(row.__doc__.split())
