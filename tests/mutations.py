@@ -76,10 +76,12 @@ BY_HAND = [
     ("incarnation", " & (number > 0)", ""),
     ("incarnation", "tf.equal(tf.gather(self.joined, self.me), number) & ", ""),
     ("incarnation", "*self.on_join]", "]"),
+    ("incarnation", "(since < -1) | ", ""),
+    ("incarnation", " | (since > STILL)", ""),
     (
         "incarnation",
-        "tf.maximum(self.heartbeats.read_value(), opened)",
-        "self.heartbeats.read_value()",
+        "tf.where(beats > 0, beats, tf.fill([self.workers], opened))",
+        "beats",
     ),
     (
         "incarnation",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import pytest
 launch.reference()
 from cluster import (  # noqa: E402  # noqa: E402
     heartbeat,
+    incarnation,
     neighbours,
     patience,
     peers,
@@ -126,6 +128,34 @@ def test_a_ps_that_falls_silent_while_a_session_begins(monkeypatch) -> None:
     one.end = end
     one.run()
     assert len(ended) == 1 and f"from worker 0 at {HOSTS[0]}" in ended[0]
+
+
+@pytest.mark.parametrize("jump", [3600, -3600, 30])
+def test_a_clock_of_ps_0_that_jumps(jump, monkeypatch) -> None:
+    """Nobody counts as silent for it, nor if ps 0 stood still for a while."""
+    tf = heartbeat.tf
+    args = types.SimpleNamespace(task_index=0, worker_hosts=HOSTS, ps_hosts=["d:2222"])
+    monkeypatch.setattr(incarnation.addresses, "device", lambda _: "/cpu:0")
+    with tf.Graph().as_default(), tf.Session() as session:
+        now = tf.Variable(1e6, dtype=tf.float64, use_resource=True)
+        monkeypatch.setattr(tf, "timestamp", now.read_value)
+        one = incarnation.Incarnation(args)
+        other = copy.copy(one)
+        other.me = 1
+        beats, silence = [one.beat(), other.beat()], one.silence()
+        session.run([now.initializer, one.close()])
+        session.run(one.open("", []))
+        for beat in beats:
+            session.run(beat)
+        session.run(now.assign_add(4.0))
+        session.run(beats[1])
+        assert session.run(silence).tolist() == [4, 0, 4]  # worker 2 has not joined
+        session.run(now.assign_add(jump))
+        session.run(beats[1])
+        assert session.run(silence)[:2].tolist() == [0, 0]
+        session.run(now.assign_add(8.0))
+        session.run(beats[1])
+        assert session.run(silence)[:2].tolist() == [8, 0]
 
 
 @pytest.mark.parametrize(("silence", "ends"), [(60, False), (61, True)])

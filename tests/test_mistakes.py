@@ -10,6 +10,7 @@ import importlib
 import logging
 import pathlib
 import re
+import resource
 import socket
 import sys
 import time
@@ -304,3 +305,47 @@ def test_begin_says_it(monkeypatch, capsys) -> None:
     task.begin(types.SimpleNamespace(check=True), None)
     assert capsys.readouterr().out == "still loading TensorFlow, for 0 s now\n"
     assert slow.train.Server("cluster", job_name="ps").target == ""
+
+
+# --- Strangers: strangers.py has the runs ---------------------------------------
+
+
+@pytest.mark.quick
+def test_a_log_that_is_a_link_is_not_followed(tmp_path, monkeypatch, capsys) -> None:
+    """A run leaves no file outside LOGDIR, whoever has put a link there."""
+    monkeypatch.setattr(task, "_redirect", lambda log: log.close())
+    outside = tmp_path / "outside"
+    (tmp_path / "logdir").mkdir()
+    (tmp_path / "logdir" / "ps-0.log").symlink_to(outside)
+    with pytest.raises(SystemExit) as end:
+        task._log_to(str(tmp_path / "logdir"), "ps-0")
+    assert end.value.code == 2 and not outside.exists()
+    assert "ps-0.log is a link: " in capsys.readouterr().err
+    # LOGDIR itself may be one, to a disk that is larger.
+    (tmp_path / "linked").symlink_to(tmp_path / "logdir")
+    task._log_to(str(tmp_path / "linked"), "ps-1")
+    assert (tmp_path / "logdir" / "ps-1.log").exists()
+
+
+@pytest.mark.quick
+def test_a_result_that_is_a_link_is_not_followed(tmp_path, capsys) -> None:
+    report = importlib.import_module("cluster.report")
+    path, outside = tmp_path / "result.json", tmp_path / "outside"
+    (tmp_path / "result.json.part").symlink_to(outside)
+    assert not report.Report._write(str(path), {"test_accuracy": 0.9})
+    assert "the result is not written: " in capsys.readouterr().out
+    assert not outside.exists()
+    assert report.Report._write(str(path), {"test_accuracy": 0.9})
+
+
+@pytest.mark.quick
+def test_a_task_may_have_as_many_connections_as_it_can() -> None:
+    """With the usual 1,024 open files gRPC ends a ps to which more connect."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+    try:
+        task._allow_connections()
+        after = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert after == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -626,7 +626,7 @@ def twenty_steps(tmp_path_factory):
     return copy, logdir
 
 
-@pytest.mark.parametrize("damage", ["corrupt", "foreign", "missing"])
+@pytest.mark.parametrize("damage", ["corrupt", "foreign", "missing", "unlisted"])
 def test_a_checkpoint_that_cannot_be_used(damage, twenty_steps, tmp_path):
     copy, finished = twenty_steps
     logdir = tmp_path / "logdir"
@@ -644,13 +644,17 @@ def test_a_checkpoint_that_cannot_be_used(damage, twenty_steps, tmp_path):
         data.write_bytes(content)
     elif damage == "foreign":
         write_foreign_checkpoint(logdir)
+    elif damage == "unlisted":
+        (logdir / "checkpoint").write_text("nothing that TensorFlow can read")
     else:
         for path in logdir.glob("model.ckpt-*"):
             path.unlink()
     with run_sh(copy, "--steps", "40", LOGDIR=str(logdir)) as run:
         assert run.wait() == 1, run.output
     said = [line for line in run.lines if "cannot resume from " in line]
-    assert len(said) == 1 and str(logdir / "model.ckpt-") in said[0], run.output
+    named = "checkpoint cannot be read" if damage == "unlisted" else "model.ckpt-"
+    assert len(said) == 1 and str(logdir / named) in said[0], run.output
+    assert data.exists() or damage == "missing"
     assert "Traceback" not in run.output, run.output
 
 
