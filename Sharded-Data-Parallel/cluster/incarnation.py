@@ -21,6 +21,7 @@ from cluster import tensorflow_v1 as tf
 # Flags that may differ from task to task: who it is, where it writes, how it waits.
 OWN = ("job_name", "task_index", "address", "logdir", "check", "save_seconds")
 OWN += ("patience", "slow_workers", "device")
+STILL = 10  # seconds without a heartbeat of anybody
 
 
 def temporary(name, initial, shape=None):
@@ -114,9 +115,22 @@ class Incarnation:
         return tf.equal(tf.gather(self.joined, self.me), number) & (number > 0)
 
     def beat(self):
-        """Returns the operation that is this worker's heartbeat."""
+        """Returns the operation that is this worker's heartbeat.
+
+        Where none came for so long, ps 0 stood still or its clock jumped, and all that
+        it has heard is of another time. Everybody counts as heard of now.
+        """
         with tf.device(self.device):
-            now = tf.timestamp()
+            now, heard = tf.timestamp(), self.heartbeats.read_value()
+            since = now - tf.reduce_max(heard)
+
+            def again():
+                fresh = tf.where(heard > 0, tf.fill([self.workers], now), heard)
+                return self.heartbeats.assign(fresh, read_value=False)
+
+            jumped = (since < -1) | (since > STILL)
+            moved = tf.cond(jumped, again, tf.no_op)
+        with tf.device(self.device), tf.control_dependencies([moved]):
             return tf.raw_ops.ResourceScatterUpdate(
                 resource=self.heartbeats.handle, indices=self.me, updates=now
             )
@@ -130,7 +144,8 @@ class Incarnation:
         with tf.device(self.device):
             number = self.number.read_value()
             opened = 1e-6 * tf.cast(number, tf.float64)
-            heard = tf.maximum(self.heartbeats.read_value(), opened)
+            beats = self.heartbeats.read_value()
+            heard = tf.where(beats > 0, beats, tf.fill([self.workers], opened))
             silence = tf.timestamp() - heard
             return tf.where(tf.equal(number, 0), tf.zeros_like(silence), silence)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cluster import tensorflow_v1 as tf
 from cluster.rounds import APPLIED, LATE
-from cluster.task import AGAIN, Failure, fail
+from cluster.task import AGAIN, Failure, fail, no_link
 
 
 def print_placement():
@@ -149,7 +149,7 @@ class Report:
     @staticmethod
     def _write(path, result):
         try:
-            with open(path + ".part", "w") as file:
+            with open(path + ".part", "w", opener=no_link) as file:
                 json.dump(result, file, indent=2)
                 file.write("\n")
             os.replace(path + ".part", path)

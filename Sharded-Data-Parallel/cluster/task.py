@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -107,10 +108,21 @@ def _begin(args, launched):
         # gRPC obeys http_proxy, also for the hosts of the cluster.
         hosts = {a.rpartition(":")[0] for a in args.ps_hosts + args.worker_hosts}
         os.environ["no_grpc_proxy"] = ",".join(sorted(hosts))
+    _allow_connections()
     _obey_signals()
     if launched:
         threading.Thread(target=_follow_launcher, daemon=True).start()
     _log_to(args.logdir, name(args))
+
+
+def _allow_connections():
+    """Lets this process have as many files and connections open as it may.
+
+    gRPC ends a process that has no more; 1,024 is the usual limit until one asks.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS does not take its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @contextlib.contextmanager
@@ -207,13 +219,22 @@ def _log_to(logdir, name):
         path = os.path.join(logdir, f"{name}.log")
         if os.path.exists(path) and time.time() - os.path.getmtime(path) < RECENT:
             _started_again.append(path)
-        log = open(path, "a")
+        log = open(path, "a", opener=no_link)
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         fail(f"--logdir {logdir}: another run's {name} is writing there")
     except OSError as error:
-        fail(f"--logdir {logdir}: {error.strerror}")
+        link = f"{path} is a link: a task writes nothing outside"
+        fail(f"--logdir {logdir}: {link if os.path.islink(path) else error.strerror}")
     _redirect(log)
+
+
+def no_link(path, flags):
+    """Opens a file in LOGDIR, for `open`; raises OSError if it is a symbolic link.
+
+    Where others may write they could have placed one to a file of this user.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _redirect(log):

@@ -84,6 +84,11 @@ class Training:
         """Restores the last checkpoint, or initialises; returns the global step."""
         state = tf.train.get_checkpoint_state(self.args.logdir)
         if not (state and state.model_checkpoint_path):
+            listed = os.path.join(self.args.logdir, "checkpoint")
+            if os.path.exists(listed):  # to begin anew would overwrite what is there
+                fail(
+                    f"cannot resume from {self.args.logdir}: {listed} cannot be read", 1
+                )
             session.run(self.initializer)
             return 0
         path = state.model_checkpoint_path
