@@ -400,3 +400,27 @@ def test_a_worker_that_never_joined_is_not_called_gone(clock, capsys) -> None:
         "worker 1 has not joined: the run ends without it",
         "worker 2 is gone: the run ends without it",
     ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "speaks"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
+        (b"", False),
+        (b"\0\0\6\4\0\0\0\0\0", True),
+    ],
+)
+def test_a_web_server_is_no_ps(answer, speaks) -> None:
+    """A task begins with a frame of settings; whoever waits for a ps asks for it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            connection.recv(100)
+            connection.sendall(answer)
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert ports.speaks(f"127.0.0.1:{server.getsockname()[1]}") == speaks
+        thread.join()

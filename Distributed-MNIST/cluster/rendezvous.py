@@ -85,13 +85,13 @@ class Rendezvous:
         return f"{self.host} {self.process}"
 
     def wait_for_ps(self, patience, args=None):
-        """Returns when every task that serves accepts connections.
+        """Returns when every task that serves answers, as only a task does.
 
         `args` are as in `wait`.
         """
 
         def silent():
-            return [t for t, host in self.serving.items() if not ports.answers(host)]
+            return [t for t, host in self.serving.items() if not ports.speaks(host)]
 
         def what():
             job, index = task = [*silent(), next(iter(self.serving))][0]

@@ -22,6 +22,7 @@ NEWUSER, NEWNET = 0x10000000, 0x40000000  # linux/sched.h: namespaces of one's o
 DRAWN = range(15000, 32000)
 # What a client of HTTP/2 says first: its preface, and settings that change nothing.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+SETTINGS = b"\4"  # the kind of a frame, its fourth byte
 
 
 def is_free(port):
@@ -47,12 +48,15 @@ def answers(address, seconds=5):
 
 
 def speaks(address):
-    """Says whether gRPC answers at host:port: it does not in a task that is stopped."""
+    """Says whether gRPC answers at host:port: it does not in a task that is stopped.
+
+    Nor does another program: a server of HTTP/2 begins with a frame of its settings.
+    """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), 5) as connection:
             connection.sendall(GREETING)
-            return bool(connection.recv(1))
+            return connection.recv(9)[3:4] == SETTINGS
     except OSError:
         return False
 
