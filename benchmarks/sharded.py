@@ -250,7 +250,7 @@ def formula(stage, workers, elements):
 
 
 def markdown(rounds, out, big):
-    """Returns sharded.md, and draws sharded.png and sharded.svg."""
+    """Returns sharded.md, and draws sharded.svg."""
     rows, drawn = [], {}
     elements = parameters(big)
     size = 4 * elements
