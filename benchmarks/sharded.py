@@ -4,7 +4,7 @@ The model is a perceptron of five hidden layers with 25,000,000 weights, so that
 vector of all is 100 MB. Whole runs by run.sh, of 1, 2 and 4 workers in each stage:
 
     memory   what a worker has resident at most, from its first line on, above that of
-             the same run with a model of 25,000 weights
+             the same run with a model of 17,000 weights
     bytes    what went through the loopback device of the run's own network, per step
     rate     steps per second, as a ratio within the round
     limit    a model of 100,000,000 weights, and a limit of 4.6 GB for the data of each
@@ -250,7 +250,7 @@ def formula(stage, workers, elements):
 
 
 def markdown(rounds, out, big):
-    """Returns sharded.md, and draws sharded.png and sharded.svg."""
+    """Returns sharded.md, and draws sharded.svg."""
     rows, drawn = [], {}
     elements = parameters(big)
     size = 4 * elements

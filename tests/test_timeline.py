@@ -104,6 +104,45 @@ def ring() -> list[dict]:
     ]
 
 
+def parts_call(worker: int, start: float, counts: list) -> dict:
+    """Returns a traced call of one round of two workers that hold parts, of 50 ms.
+
+    All gather, compute for 30 ms (worker 1) or 10 ms, gather again, scatter, update.
+    """
+    me, g, begin = f"worker {worker}", "round_0/gradient", start + 2000
+    computed = begin + (10_000, 30_000)[worker]
+    names = [
+        (f"{g}/CollectiveGather", "CollectiveGather", "w", start, 2000),
+        (f"{g}/matmul", "MatMul", "x", begin, computed - begin),
+        (f"{g}/CollectiveGather_1", "CollectiveGather", "w", computed, 0),
+        (f"{g}/CollectiveAllToAllV2", "CollectiveAllToAllV2", "g", start + 33_000, 0),
+        (f"{g}/concat", "ConcatV2", "x", start + 36_001, 1),
+        ("round_0/update/Adam", "ResourceApplyAdam", "center", start + 36_010, 20),
+        ("round_0/all_gather/A", "AssignAddVariableOp", "global_step", start + 36_040),
+    ]
+    operations = [[me, *o[:4], o[3] + (*o, 1)[4]] for o in names]
+    operations[2][5], operations[3][5] = start + 34_000, start + 36_000
+    ends = [f"worker {1 - worker}", me]
+    sent = [("1:1:0:0:0:0:1", 1000), ("1:2:0:0:0:0:1", 33_500), ("1:3:0:001", 35_000)]
+    return {
+        "began": start - 10,
+        "ended": start + 50_000,
+        "counts": [counts],
+        "operations": operations,
+        "messages": [
+            [*ends, name, 99, start + at, start + at + 50] for name, at in sent
+        ],
+    }
+
+
+def in_parts() -> list[dict]:
+    """Returns a recording of two workers of Sharded-Data-Parallel."""
+    calls = [
+        [parts_call(k, n * 60_000, [n + 5, 0, 1]) for n in range(12)] for k in (0, 1)
+    ]
+    return [{"worker": k, "calls": calls[k]} for k in (0, 1)]
+
+
 def drawn(found: timeline_bars.Timeline) -> str:
     """Returns the picture of a timeline."""
     panel = timeline_picture.Panel("HogWild", [], "nobody waits", found, 100.0)
@@ -171,6 +210,45 @@ def test_a_ring_that_is_not_one_is_refused() -> None:
     assert len(timeline_bars.lost(found.rounds)) == 2
     with pytest.raises(timeline_bars.WrongError, match="has lost messages"):
         timeline.window(found, timeline.SHOWN)
+
+
+@pytest.mark.quick
+def test_parts_are_gathered_before_they_are_used_and_then_scattered() -> None:
+    found = timeline_bars.timeline(in_parts(), "peers", 2)
+    one = next(r for r in found.rounds if r.task == "worker 0")
+    begin = one.operations[0].start
+    mine = sorted(
+        (bar.kind, round(bar.start - begin), round(bar.end - begin))
+        for bar in found.bars
+        if bar.round is one and bar.kind != "between"
+    )
+    assert mine == [
+        ("gather", 0, 2),
+        ("gather", 32, 34),
+        ("gradient", 2, 12),
+        ("reduce-scatter", 33, 36),
+        ("update", 36, 36),
+        ("wait", 12, 32),
+    ]
+    kinds = [message.kind for message in found.messages]
+    assert kinds.count("gather") == 2 * len(found.rounds)
+    assert kinds.count("reduce-scatter") == len(found.rounds)
+    assert not timeline_bars.lost(found.rounds)
+    text = timeline_picture.draw(
+        [timeline_picture.Panel("S", [], "", found, timeline.window(found, 10.0))], 10.0
+    )
+    assert ">gather</text>" in text and ">reduce-scatter</text>" in text
+
+
+@pytest.mark.quick
+def test_parts_that_come_too_early_or_not_at_all_are_noticed() -> None:
+    early, few = in_parts(), in_parts()
+    early[0]["calls"][3]["operations"][2][5] -= 10_000
+    with pytest.raises(timeline_bars.WrongError, match="before all"):
+        timeline_bars.timeline(early, "peers", 2)
+    del few[1]["calls"][3]["messages"][2]
+    found = timeline_bars.timeline(few, "peers", 2)
+    assert len(timeline_bars.lost(found.rounds)) == 1
 
 
 @pytest.mark.quick

@@ -200,6 +200,10 @@ def window(timeline, shown):
     if there and shown < SHOWN:
         one = min(there, key=lambda bar: bar.end - bar.start)
         return (one.start + one.end - shown) / 2
+    if shown < SHOWN and any(b.kind == "reduce-scatter" for b in timeline.bars):
+        # Where a round ends and the next begins, after the shortest backward pass.
+        ends = [b for b in timeline.bars if b.kind == "update" and not b.round.lost]
+        return min(ends, key=lambda bar: _scattered(timeline, bar)).end - 0.75 * shown
     first, last = timeline.begin + 20, timeline.end - shown - 20
     if last < first:
         raise timeline_bars.WrongError("too short a time was traced")
@@ -227,6 +231,12 @@ def window(timeline, shown):
     if not begins:
         raise timeline_bars.WrongError("TensorFlow has lost messages of the trace")
     return max(begins, key=calm)
+
+
+def _scattered(timeline, update):
+    """Returns the milliseconds from a round's first reduce-scatter to its update."""
+    bars = [bar for bar in timeline.bars if bar.round is update.round]
+    return update.end - min(b.start for b in bars if b.kind == "reduce-scatter")
 
 
 def pictures():

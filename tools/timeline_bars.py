@@ -10,7 +10,7 @@ import collections
 import re
 
 Bar = collections.namedtuple("Bar", "task kind start end text round")
-# `kind` is pull, push, all-reduce or average.
+# `kind` is pull, push, average, or that of a collective operation.
 Message = collections.namedtuple("Message", "kind sender to start end bytes")
 Operation = collections.namedtuple("Operation", "task name kind inputs start end")
 Timeline = collections.namedtuple(
@@ -24,6 +24,16 @@ EDGE = re.compile(r"(?:^|_)((?:group_\d+/)?round_\d+/.*)")
 UNIT = re.compile(r"(forward|backward)_(\d+)_(\d+)/")
 PUSHED = re.compile(r"push/split|tower_\d+/gradients")
 DONE = re.compile(r"Assign|ResourceScatter|ResourceApply|ConsumeMutexLock|QueueEnqueue")
+# Operations that all workers make together, and how many messages each worker gets in
+# one, in units of N − 1.
+COLLECTIVES = {
+    "CollectiveReduce": "all-reduce",
+    "CollectiveGather": "gather",
+    "CollectiveAllToAllV2": "reduce-scatter",
+}
+MESSAGES = {"all-reduce": 2, "gather": 1, "reduce-scatter": 1}
+# TensorFlow's names of the messages of CollectiveAllToAllV2; a ring's have more colons.
+EXCHANGED = re.compile(r"\d+:\d+:\d+:\d+$")
 COUNT = "global_step"
 FEW = 100  # bytes: a message that is shorter has counts in it
 LEAST = 0.3  # milliseconds: a wait that is shorter is not drawn
@@ -160,7 +170,8 @@ def updates(one):
     """Returns the operation that counts this round's update; None if it made none."""
     if one.became != APPLIED:
         return None
-    return one.first("push|number|update|all_reduce", "AssignAdd", COUNT)
+    scopes = "push|number|update|all_reduce|all_gather"
+    return one.first(scopes, "AssignAdd", COUNT)
 
 
 def seen_by(one):
@@ -201,6 +212,76 @@ def in_a_ring(rounds, others):
             ends = [o.end for o in done]
             bars.append(Bar(one.task, "update", call.end, max(ends), "", one))
     return bars, messages
+
+
+def collectives(one):
+    """Returns {name: operation} of what a worker makes together with all others."""
+    found = one.of("gradient|all_gather", "|".join(COLLECTIVES), one.task)
+    return {o.name: o for o in found}
+
+
+def in_parts(rounds, others):
+    """Returns (bars, messages) of rounds of peers that hold parts, one of each step.
+
+    A round has many collective operations. None of them ends before all workers have
+    begun it. A gather may go on while a gradient is reduced and scattered.
+    """
+    bars, messages, steps = [], [], collections.defaultdict(list)
+    for one in rounds:
+        steps[one.step].append(one)
+    workers = {one.task for one in rounds}
+    for step, together in sorted(steps.items()):
+        made = {one.task: collectives(one) for one in together}
+        if {*made} != workers or len({frozenset(names) for names in made.values()}) > 1:
+            continue  # at the edge of the recording
+        for one in together:
+            mine, spent, waited = [], [], []
+            for name, call in made[one.task].items():
+                kind = COLLECTIVES[call.kind]
+                entered = max(calls[name].start for calls in made.values())
+                if call.end < entered:
+                    raise WrongError(f"step {step}: {one.task} ends {name} before all")
+                if entered - call.start > LEAST:
+                    waited.append((call.start, entered))
+                bars.append(Bar(one.task, kind, entered, call.end, "", one))
+                mine.append((kind, call))
+                if kind == "gather":
+                    spent.append((call.start, call.end))
+            over = 0  # a gather and a reduce-scatter may wait at the same time
+            for start, end in sorted(waited):
+                if end > over:
+                    wait = max(start, over), end, "wait", one
+                    bars.append(Bar(one.task, "wait", *wait))
+                over = max(over, end)
+            got = [
+                m._replace(kind=kind)
+                for m in others
+                for kind in [_collective(m, mine)]
+                if m.to == one.task and kind
+            ]
+            messages += got
+            expected = sum(MESSAGES[kind] for kind, _ in mine) * (len(workers) - 1)
+            one.lost = len(got) != expected
+            # The gradient is what is computed before, between and after the gathers.
+            last = max(call.start for kind, call in mine if kind != "gather")
+            begin = min(o.start for o in one.of("gradient", "(?!Const|Iter)", one.task))
+            for start, end in [*sorted(spent), (last, last)]:
+                if begin < min(start, last):
+                    bar = Bar(one.task, "gradient", begin, min(start, last), "", one)
+                    bars.append(bar)
+                begin = max(begin, end)
+            done = one.of("update", "ResourceApply", one.task)
+            bars += [Bar(one.task, "update", o.start, o.end, "", one) for o in done]
+    return bars, messages
+
+
+def _collective(message, calls):
+    """Returns of which kind of `calls`, [(kind, operation)], a message is; or None."""
+    exchanged = bool(EXCHANGED.match(message.kind))
+    for kind, call in calls:
+        if exchanged == (kind == "reduce-scatter") and _within(message, call):
+            return kind
+    return None
 
 
 def _within(message, operation):
@@ -374,7 +455,8 @@ def timeline(recording, family, workers, asynchronous=False, bound=None):
     rounds, others = rounds_of(recording)
     bars, messages = [], []
     if family == "peers":
-        bars, messages = in_a_ring(rounds, others)
+        whole = any(one.first("all_reduce", "CollectiveReduce") for one in rounds)
+        bars, messages = (in_a_ring if whole else in_parts)(rounds, others)
         there = {bar.round for bar in bars}
         rounds = [one for one in rounds if one in there]
     for one in rounds if family != "peers" else []:
@@ -416,13 +498,13 @@ def check(timeline):
     ]
     numbers = sorted(one.step for one, _ in inside)
     workers = len({one.worker for one in timeline.rounds})
-    each = workers if any(b.kind == "all-reduce" for b in timeline.bars) else 1
+    each = workers if any(b.kind in MESSAGES for b in timeline.bars) else 1
     wanted = [n for n in range(numbers[0], numbers[-1] + 1) for _ in range(each)]
     if each == 1 and numbers != wanted:
         text = f"updates {numbers[0]} to {numbers[-1]} are {len(numbers)} in the trace"
         raise WrongError(text)
     if each > 1 and {numbers.count(n) for n in set(numbers[each:-each])} - {each}:
-        raise WrongError("an all-reduce that not every worker made")
+        raise WrongError("an update that not every worker made")
     if each == 1:
         _check_staleness(timeline, made)
         _check_steps(timeline, dict((one.step, o) for one, o in made))

@@ -32,11 +32,15 @@ KINDS = {
     "sum": ("#7fceb6", "added to the sum"),
     "update": ("#009e73", "update"),
     "all-reduce": ("#cc79a7", "all-reduce"),
+    "gather": ("#cc79a7", "gather"),
+    "reduce-scatter": ("#e6b422", "reduce-scatter"),
     "average": ("#cc79a7", "average"),
     "wait": ("url(#wait)", "wait"),
     "between": ("#b7bfc8", "between two calls"),
 }
-ARROWS = {"pull", "push", "all-reduce", "average"}
+ARROWS = {"pull", "push", "all-reduce", "gather", "reduce-scatter", "average"}
+# Two that go on at the same time: the upper and the lower half of a row.
+HALVES = {"gather": 0, "reduce-scatter": 1}
 LEAST = 2.0  # pixels of a bar
 DEFINITIONS = """<defs>
 <pattern id="wait" width="7" height="7" patternUnits="userSpaceOnUse" \
@@ -245,6 +249,8 @@ def draw_bars(drawing, rows):
             more = ' stroke="#fff" stroke-width="1"'
         if bar.kind == "average":
             y, height = y + height - 9, 9
+        if bar.kind in HALVES:
+            y, height = y + height / 2 * HALVES[bar.kind], height / 2
         if bar.kind == "between":
             y, height = rows.middle(bar.task) - 2, 4
         drawing.rect(x, y, width, height, fill, more)
@@ -266,6 +272,10 @@ def write_gradients(drawing, rows, bars):
             work[bar.task, bar.round if bar.kind == "gradient" else bar].append(bar)
     stale = rows.panel.timeline.stale
     for (task, one), group in work.items():
+        pairs = zip(group, group[1:], strict=False)
+        parted = any(b.start > a.end for a, b in pairs)  # by gathers
+        if parted:
+            group = [max(group, key=lambda bar: bar.end - bar.start)]
         x, end = rows.x(group[0].start), rows.x(group[-1].end)
         texts = [[group[0].text]]
         if group[0].kind == "gradient" and one.became != APPLIED:
@@ -274,7 +284,7 @@ def write_gradients(drawing, rows, bars):
             long, short = f"update {one.step}", str(one.step)
             if one.number is not None:
                 long, short = f"round {one.number}", f"r {one.number}"
-            texts = [[long], [short]]
+            texts = [[long]] if parted else [[long], [short]]
             if stale:
                 texts = [
                     [long, f"staleness {one.staleness}"],
@@ -300,11 +310,13 @@ def write_kinds(drawing, rows, bars):
     """Writes its word on every other bar that is long enough."""
     for bar in bars:
         x, end = rows.x(bar.start), rows.x(bar.end)
-        if bar.kind in ("wait", "all-reduce", "mini-batch", "late"):
-            word = bar.text or KINDS[bar.kind][1]
+        if bar.kind in ("wait", "all-reduce", "mini-batch", "late", *HALVES):
+            word, y = bar.text or KINDS[bar.kind][1], rows.middle(bar.task)
+            if bar.kind in HALVES:
+                y += rows.sizes.row * (HALVES[bar.kind] / 2 - 0.25)
             if width_of(word) < end - x - 4:
                 halo = "halo" if bar.kind == "wait" else ""
-                write(drawing, (x + end) / 2, rows.middle(bar.task), [word], halo)
+                write(drawing, (x + end) / 2, y, [word], halo)
 
 
 def write_numbers(drawing, rows, bars):
