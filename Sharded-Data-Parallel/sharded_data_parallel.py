@@ -1,4 +1,4 @@
-"""Sharded-Data-Parallel: no worker has all of the optimizer, the gradient, the weights.
+"""Sharded-Data-Parallel: each worker keeps a part of weights, gradient and optimizer.
 
     worker k  holds part k of Adam's m and v; of the mean gradient, with --stage 2; and
               of w itself, with --stage 3, but for the layers that it is busy with

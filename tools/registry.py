@@ -257,7 +257,7 @@ EXAMPLES = [
         "Ring-All-Reduce",
         "No parameter server",
         "peers",
-        "no worker has all of the optimizer, the gradient, the weights.",
+        "each worker keeps a part of weights, gradient and optimizer.",
         "sync",
         "parts of the gradient, and of the weights",
         "[Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054)",
