@@ -12,6 +12,10 @@ time, with the right status and one reason, with counters that are exact, an acc
 undisturbed, no process left, and no line printed again and again. What became of each
 is kept in benchmarks/results/faults.json, of which the table faults.md is made; so the
 matrix can be run in parts.
+
+Under run.sh a task is a fork of a process that has imported TensorFlow, as in the tests,
+and begins as late as if it imported it: that leaves the CPU to more cells at once. With
+THOROUGH=1 each is a new process.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -47,6 +52,7 @@ CUTS = ("kill", "cut-10", "cut")  # by hand: for ten seconds, or for good
 FULL = ("HogWild", "Synchronous-SGD")  # of these every combination is tried
 PATIENCE = 20  # seconds, --patience of a cell
 TIMEOUT = 180  # seconds for a cell
+IMPORT_SECONDS = 3  # of TensorFlow, in each task of a cell
 
 Cell = collections.namedtuple(
     "Cell", "folder job index fault moment restarts way", defaults=["run.sh"]
@@ -150,6 +156,7 @@ def under_run_sh(
         LOGDIR=str(logdir),
         TIMEOUT=str(TIMEOUT),
         MAX_RESTARTS="2" if cell.restarts else "0",
+        IMPORT_SECONDS=str(IMPORT_SECONDS),
     )
     flags = [*flags, "--steps", "500", "--slow_workers", "0.01"]
     with launch.run_sh(copy, *flags, **environment) as running:
@@ -467,16 +474,17 @@ def write(kept: dict, folder: pathlib.Path) -> None:
     hold = sum(not one["wrong"] for one in kept.values())
     missing = sum(name(cell) not in kept for cell in matrix(tried_folders()))
     days = sorted({one["date"] for one in kept.values()})
+    commits = sorted({one.get("commit", "an older one") for one in kept.values()})
     head = (
         "What became of a run in which a task was killed (kill), told to end (term), "
         "stopped for 10 or 60 s (stop), or cut off from the others (cut), and of one "
         "whose disk was full: whether the cell holds, the status, the seconds.\n"
         f"A cell is one run of 500 updates with 2 ps, 2 workers and --patience "
         f"{PATIENCE}; 137, 138 and 143 are the statuses of a task that may not be "
-        "started again. Up to three runs at once.\n\n"
+        "started again.\n\n"
         "`.venv/bin/python tests/faults.py`, "
         f"{' to '.join({days[0]: 0, days[-1]: 0})}, 2 cores, "
-        f"TensorFlow 2.21: {len(kept)} cells, {hold} hold; {missing} are not run yet "
+        f"TensorFlow 2.21, commit {', '.join(commits)}: {len(kept)} cells, {hold} hold; {missing} are not run yet "
         "(–).\n\n"
     )
     for path, text in (
@@ -506,7 +514,19 @@ def tried(cell: Cell) -> tuple[Cell, dict]:
         "status": found["status"],
         "seconds": round(found["seconds"]),
         "date": str(datetime.date.today()),
+        "commit": commit(),
     }
+
+
+@functools.cache
+def commit() -> str:
+    """Returns the commit whose code is tried."""
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=launch.REPO,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
 
 
 def main() -> int:
@@ -516,8 +536,9 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every combination")
     parser.add_argument("--only", default="", help="words of a cell's name, by comma")
     parser.add_argument("--missing", action="store_true", help="cells without a result")
-    parser.add_argument("--jobs", type=int, default=3, help="cells at once")
+    parser.add_argument("--jobs", type=int, default=6, help="cells at once")
     args = parser.parse_args()
+    launch.FORKS = not launch.THOROUGH
     target = launch.REPO / "benchmarks" / "results"
     path = target / "faults.json"
     kept = json.loads(path.read_text()) if path.exists() else {}

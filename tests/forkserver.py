@@ -5,6 +5,8 @@ before its first call, TensorFlow has no threads: a fork is as good as a new pro
 A test sees the same of both: a child of its own with this command line, environment,
 output and exit status. test_forkserver.py compares the two.
 
+A task that waits IMPORT_SECONDS first is as late as one that imports, and needs no CPU.
+
 As a program it is the server; `Forked` is what a test uses in place of Popen.
 """
 
@@ -145,6 +147,8 @@ def become(command: list[str], cwd: str, env: dict[str, str], three: list[int]):
         sys.path[0] = os.path.dirname(script)
         if script.endswith(LAUNCHERS):
             subprocess.Popen = _Task
+        else:
+            time.sleep(float(env.get("IMPORT_SECONDS", 0)))
         runpy.run_path(script, run_name="__main__")
         status = 0
     except SystemExit as end:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psutil
 import pytest
@@ -286,6 +286,26 @@ def run_task(folder: pathlib.Path, *arguments: str, **env: str) -> Launch:
 def result_if_there(logdir: pathlib.Path) -> dict | None:
     """Returns result.json, None if there is none."""
     return result(logdir) if (logdir / "result.json").exists() else None
+
+
+def saved_step(logdir: pathlib.Path) -> int:
+    """Returns the global step that a new run would resume at; 0 if there is none."""
+    try:
+        first, _ = (logdir / "checkpoint").read_text().split("\n", 1)
+    except (FileNotFoundError, ValueError):
+        return 0
+    return int(first.rpartition("-")[2].strip('"'))
+
+
+def wait_until(
+    test: Callable[[], object], seconds: float, run: Launch | None = None
+) -> None:
+    """Returns once `test()` holds; fails after `seconds`, or once `run` has ended."""
+    end = time.monotonic() + seconds
+    while not test():
+        assert run is None or run.process.poll() is None, run.output
+        assert time.monotonic() < end, run.output if run else "too late"
+        time.sleep(0.02)
 
 
 def wrong_stats(result: dict | None) -> list[str]:

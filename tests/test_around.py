@@ -633,10 +633,10 @@ def test_every_script_refuses_wrong_flags(folder, capsys, monkeypatch) -> None:
 # --- As processes -------------------------------------------------------------
 
 
-KILLED = {  # folder: the task that is killed, flags, and how good it is to become
-    IN_GRAPH: (("worker", 1), ["--slow_workers", "0.005"], ("test_accuracy", 0.9)),
-    SPLIT: (("worker", 1), [], ("test_accuracy", 0.9)),
-    TABLE: (("ps", 1), ["--slow_workers", "0.02"], ("test_rmse", -0.5)),
+KILLED = {  # folder: who is killed, steps (some seconds of them), flags, how good it is
+    IN_GRAPH: ("worker", 300, ["--slow_workers", "0.005"], ("test_accuracy", 0.9)),
+    SPLIT: ("worker", 3000, [], ("test_accuracy", 0.9)),
+    TABLE: ("ps", 1000, ["--slow_workers", "0.02"], ("test_rmse", -0.5)),
 }
 
 
@@ -645,15 +645,14 @@ KILLED = {  # folder: the task that is killed, flags, and how good it is to beco
 )
 def test_a_run_one_of_whose_tasks_dies_and_comes_back(folder, tmp_path) -> None:
     """All updates are made, the counters account for each, nothing is left."""
-    (job, index), flags, (metric, least) = KILLED[folder]
+    job, steps, flags, (metric, least) = KILLED[folder]
     copy, logdir = copy_of(folder, tmp_path), tmp_path / "a logdir"
-    before, steps = launch.tree(copy), 1000 if folder == TABLE else 300
-    command = ["--steps", str(steps), "--save_seconds", "1", *flags]
+    before = launch.tree(copy)
+    command = ["--steps", str(steps), "--save_seconds", "0.5", *flags]
     with run_sh(copy, *command, MAX_RESTARTS="1", LOGDIR=str(logdir)) as run:
-        run.wait_for("  loss ")
-        time.sleep(1.5)
-        run.task(job, index).kill()
-        run.wait_for(f"{job} {index} ended with status 137; restart 1 of 1")
+        launch.wait_until(lambda: launch.saved_step(logdir) > 0, 120, run)
+        run.task(job, 1).kill()
+        run.wait_for(f"{job} 1 ended with status 137; restart 1 of 1")
         assert run.wait() == 0, run.output
         run.nothing_left()
     strange = [line for line in run.lines if not LINE.fullmatch(line)]
@@ -672,12 +671,12 @@ def test_a_run_one_of_whose_tasks_dies_and_comes_back(folder, tmp_path) -> None:
     [IN_GRAPH, *(pytest.param(f, marks=launch.if_thorough) for f in (SPLIT, TABLE))],
 )
 def test_the_first_death_ends_the_run(folder, tmp_path) -> None:
-    (job, index), *_ = KILLED[folder]
+    job, *_ = KILLED[folder]
     copy = copy_of(folder, tmp_path)
     with run_sh(copy, "--steps", "1000000") as run:
         run.wait_for("  loss ")
         cause = time.monotonic()
-        run.task(job, index).kill()
+        run.task(job, 1).kill()
         assert run.wait(30) == 137, run.output
         assert time.monotonic() - cause < 8
         run.nothing_left()
