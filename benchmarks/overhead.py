@@ -8,8 +8,8 @@
     windows  examples/s of every windowed scheme with one worker, over one process
              without a cluster; the time of a round, over HogWild's step and T local
              steps
-    before   HogWild, Synchronous-SGD by workers and ps, and every windowed scheme at
-             T = 1, 4, 16, each in turn with the same at an older commit: --before
+    before   four schemes with 1, 2 and 4 workers, and how soon a run goes on whose
+             task is killed, each in turn with the same at an older commit: --before
 
 Everything is measured in turn, several rounds of it, so that a slow minute of the
 machine falls on all alike; ratios are taken within a round, and of all numbers the
@@ -18,13 +18,16 @@ that is the only part. A round that was finished is kept there: the next start g
 after it.
 
     python benchmarks/overhead.py --only start,speed,windows --rounds 3
-    python benchmarks/overhead.py --only before --before 1f494bb
+    python benchmarks/overhead.py --only before --before 06d2f2e
     python benchmarks/overhead.py --quick                  a test of the script
     python benchmarks/overhead.py --write-readme           pastes, measures nothing
 """
 
 import contextlib
+import functools
+import pathlib
 import subprocess
+import tempfile
 import time
 
 import runs
@@ -46,8 +49,20 @@ THEIRS = (
 STARTS = ((1, 2), (1, 4))  # the clusters whose start is compared with imports
 WINDOW = 16
 ALONE = "Non-Distributed-Setup"
-COMPARED = ("HogWild", "Synchronous-SGD")  # with the older commit, by workers and ps
-WINDOWS = (1, 4, 16)
+COMPARED = {  # with the older commit: steps of a run
+    "HogWild": 6000,
+    "Synchronous-SGD": 2000,
+    "AEASGD": 1000,
+    "Ring-All-Reduce": 2000,
+}
+KILLED = (  # scheme, the task that is killed, whose next line of progress is awaited
+    ("HogWild", "ps 1", "worker"),
+    ("HogWild", "worker 0", "worker 0"),
+    ("HogWild", "worker 1", "worker 1"),
+    ("Synchronous-SGD", "ps 1", "worker"),
+    ("Synchronous-SGD", "worker 1", "worker 1"),
+    ("Ring-All-Reduce", "worker 1", "worker"),
+)
 START = 7  # about the seconds that a run takes beside its steps, and another a task
 
 
@@ -73,29 +88,57 @@ def windowed():
     return [name for name in there if "--window" in runs.flags_of(name)]
 
 
-def label_of(scheme, ps, workers, window=None):
-    """Returns what a run is called in the JSON and in the tables."""
-    if window:
-        return f"{scheme}, T = {window}"
-    return f"{scheme}, {ps} ps, {workers} workers"
-
-
 def pairs():
-    """Returns the runs of part before: (label, scheme, ps, workers, flags, seconds).
+    """Returns the runs of part before: (label, scheme, workers)."""
+    return [
+        (f"{scheme}, {runs.workers(workers)}", scheme, workers)
+        for scheme in COMPARED
+        for workers in (1, 2, 4)
+    ]
 
-    The seconds are what its steps take at the older commit, roughly.
+
+def killed(scheme, task, awaited, root, timeout):
+    """Returns the seconds from the end of a killed task to the next line of progress.
+
+    Of 2 ps and 2 workers, or 2 peers, one is killed with -9 when a checkpoint lies
+    there, and run.sh starts it again. A worker prints a line a second.
     """
-    found = []
-    for scheme in COMPARED:
-        for ps, workers in CLUSTERS:
-            flags = {"--steps": 6000 if scheme == "HogWild" else 2000}
-            label = label_of(scheme, ps, workers)
-            found.append((label, scheme, ps, workers, flags, 14))
-    for scheme in windowed():
-        for window in WINDOWS:
-            flags = {"--steps": 3000, "--window": window}
-            found.append((label_of(scheme, 1, 1, window), scheme, 1, 1, flags, 12))
-    return found
+    ps = {"NUM_PS": 2} if scheme in runs.registry.folders("ps") else {}
+    job, index = task.split()
+    steps = 1500 if scheme == "HogWild" else 600  # some 15 s: nobody waits for another
+    flags = ["--steps", steps, "--slow_workers", 0.02, "--save_seconds", 1]
+    with contextlib.ExitStack() as stack:
+        logdir = stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-"))
+        knobs = dict(LOGDIR=logdir, MAX_RESTARTS=1, NUM_WORKERS=2, TIMEOUT=timeout)
+        child = stack.enter_context(
+            runs.process(
+                ["bash", root / scheme / "run.sh", *flags],
+                env=runs.environment(**knobs, **ps),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        reader = runs.Lines(child.stdout)
+        while not list(pathlib.Path(logdir).glob("model.ckpt-[1-9]*.index")):
+            if child.poll() is not None:
+                raise runs.Unfinished(f"{scheme}: status {child.returncode}")
+            time.sleep(0.02)
+        words = f"{root / scheme}/.*--job_name {job} --task_index {index}"
+        if not ps:
+            words = f"{root / scheme}/.*--task_index {index}"
+        subprocess.run(["pkill", "-KILL", "-f", words], check=True)
+        if child.wait(timeout):
+            raise runs.Unfinished(f"{scheme}, {task} killed: {child.returncode}")
+        reader.join(5)
+        ended = min(when for when, line in reader.lines if "status 137" in line)
+        return {
+            "again": next(
+                when - ended
+                for when, line in reader.lines
+                if when > ended and f"[{awaited}" in line and "  loss " in line
+            )
+        }
 
 
 def jobs_of(parts, scale=1.0, before=None, timeout=runs.TIMEOUT):
@@ -145,14 +188,18 @@ def jobs_of(parts, scale=1.0, before=None, timeout=runs.TIMEOUT):
         jobs.append(Job(f"window {name}", {"windows"}, cost(9), make))
     roots = {"now": runs.REPO, "before": before} if before else {}
     # A test of the script needs no more than one of each kind.
-    for label, scheme, ps, workers, flags, seconds in pairs()[
-        :: 10 if scale < 1 else 1
-    ]:
+    some = slice(None, None, 10 if scale < 1 else 1)
+    for label, scheme, workers in pairs()[some]:
+        ps = 1 if scheme in runs.registry.folders("ps") else None
         for when, root in roots.items():
-            make = example(scheme, flags, ps, workers, root)
-            half = 1 if when == "before" else 0.6
-            needs = cost(half * seconds, ps + workers)
+            make = example(scheme, {"--steps": COMPARED[scheme]}, ps, workers, root)
+            needs = cost(6, (ps or 0) + workers)
             jobs.append(Job(f"{when} {label}", {"before"}, needs, make))
+    for scheme, task, awaited in KILLED[some]:
+        for when, root in roots.items():
+            make = functools.partial(killed, scheme, task, awaited, root, timeout)
+            key = f"{when} {scheme}, {task} killed"
+            jobs.append(Job(key, {"before"}, cost(14, 4), make))
     return [job for job in jobs if job.parts & set(parts)]
 
 
@@ -264,22 +311,25 @@ def before_table(rounds):
     """Returns the markdown of part before."""
     rows = []
     for label, *_ in pairs():
-        now, old = f"now {label}", f"before {label}"
-        speeds = [series(rounds, key, "steps_per_second") for key in (old, now)]
-        firsts = [series(rounds, key, "first_step") for key in (old, now)]
-        ends = [series(rounds, key, "end") for key in (old, now)]
-        later = [
-            b - a if a is not None and b is not None else None
-            for a, b in zip(*firsts, strict=True)
-        ]
-        rows.append(
-            [label.replace(" 1 workers", " 1 worker"), *map(spread, speeds)]
-            + [spread(ratios(speeds[1], speeds[0]), 2)]
-            + [spread(later, 1), *(spread(end, 1) for end in ends)]
-        )
-    header = ["", "steps/s before", "now", "ratio", "first update later by, s"]
+        keys = f"before {label}", f"now {label}"
+        speeds = [series(rounds, key, "steps_per_second") for key in keys]
+        row = [label, *map(spread, speeds), spread(ratios(speeds[1], speeds[0]), 2)]
+        for field in ("first_step", "end"):
+            row += [spread(series(rounds, key, field), 1) for key in keys]
+        rows.append(row)
+    header = ["", "steps/s before", "now", "ratio", "first update before, s", "now, s"]
     header += ["last update to exit before, s", "now, s"]
-    return "### Before and now\n\n" + runs.table(header, rows)
+    text = "### Before and now\n\n" + runs.table(header, rows)
+    rows = [
+        [f"{scheme}, {task}"]
+        + [
+            spread(series(rounds, f"{when} {scheme}, {task} killed", "again"), 1)
+            for when in ("before", "now")
+        ]
+        for scheme, task, _ in KILLED
+    ]
+    header = ["killed", "next line of progress before, s", "now, s"]
+    return text + "\n" + runs.table(header, rows)
 
 
 TABLES = {

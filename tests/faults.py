@@ -13,9 +13,9 @@ undisturbed, no process left, and no line printed again and again. What became o
 is kept in benchmarks/results/faults.json, of which the table faults.md is made; so the
 matrix can be run in parts.
 
-Under run.sh a task is a fork of a process that has imported TensorFlow, as in the tests,
-and begins as late as if it imported it: that leaves the CPU to more cells at once. With
-THOROUGH=1 each is a new process.
+Under run.sh a task is a fork of a process that has imported TensorFlow, as in the
+tests, and begins as late as if it imported it: that leaves the CPU to more cells at
+once. With THOROUGH=1 each is a new process.
 """
 
 from __future__ import annotations
@@ -339,8 +339,10 @@ def verdict(found: dict) -> list[str]:
 def of_run_sh(found: dict) -> list[str]:
     """The run ends well, or with the status of the task that may not be restarted."""
     cell, status = found["cell"], found["status"]
-    # Who is needed, and stands still for longer than --patience, is given up.
-    silent = cell.fault == "stop-60" and (cell.job == "ps" or has_barrier(cell.folder))
+    # Who is needed, and stands still for longer than --patience, is given up: a ps, the
+    # chief, and a worker whose gradients a step waits for.
+    needed = (cell.job, cell.index) != ("worker", 1) or has_barrier(cell.folder)
+    silent = cell.fault == "stop-60" and needed
     loses = found["struck"] and (silent or not cell.fault.startswith("stop"))
     if status == 0 or cell.restarts or not loses:
         return ([f"status {status}"] if status else []) + of_result(found["result"])
@@ -484,8 +486,8 @@ def write(kept: dict, folder: pathlib.Path) -> None:
         "started again.\n\n"
         "`.venv/bin/python tests/faults.py`, "
         f"{' to '.join({days[0]: 0, days[-1]: 0})}, 2 cores, "
-        f"TensorFlow 2.21, commit {', '.join(commits)}: {len(kept)} cells, {hold} hold; {missing} are not run yet "
-        "(–).\n\n"
+        f"TensorFlow 2.21, commit {', '.join(commits)}: {len(kept)} cells, "
+        f"{hold} hold; {missing} are not run yet (–).\n\n"
     )
     for path, text in (
         (folder / "faults.json", json.dumps(kept, indent=1, sort_keys=True) + "\n"),

@@ -21,7 +21,7 @@ import pytest
 import rules
 import test_inputs
 from harness import STREAMS, rounds, servers, stats, tf
-from launch import LINE, REPO, copy_of, result, run_sh
+from launch import LINE, REPO, copy_of, result, run_sh, saved_step, wait_until
 
 IN_GRAPH, SPLIT, TABLE = (
     "In-Graph-Replication",
@@ -650,7 +650,7 @@ def test_a_run_one_of_whose_tasks_dies_and_comes_back(folder, tmp_path) -> None:
     before = launch.tree(copy)
     command = ["--steps", str(steps), "--save_seconds", "0.5", *flags]
     with run_sh(copy, *command, MAX_RESTARTS="1", LOGDIR=str(logdir)) as run:
-        launch.wait_until(lambda: launch.saved_step(logdir) > 0, 120, run)
+        wait_until(lambda: saved_step(logdir) > 0, 120, run)
         run.task(job, 1).kill()
         run.wait_for(f"{job} 1 ended with status 137; restart 1 of 1")
         assert run.wait() == 0, run.output

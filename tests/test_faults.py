@@ -32,8 +32,16 @@ import registry
 import soak
 import walls
 from harness import tf
-from launch import ByHand, WorkersByHand, copy_of, result, run_sh
-from test_run import ENDLESS, saved_step, wait_until
+from launch import (
+    ByHand,
+    WorkersByHand,
+    copy_of,
+    result,
+    run_sh,
+    saved_step,
+    wait_until,
+)
+from test_run import ENDLESS
 
 sys.path.insert(0, str(launch.REPO / "benchmarks"))
 import link

@@ -159,15 +159,31 @@ def test_a_clock_of_ps_0_that_jumps(jump, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("silence", "ends"), [(60, False), (61, True)])
-def test_a_run_without_a_chief_is_a_failure(silence, ends) -> None:
+def test_a_run_without_a_chief_is_a_failure(silence, ends, clock) -> None:
     """A worker ends after `--patience`: nobody would save what it computes."""
     ended = []
     one = thread_of(heartbeat.Heartbeat, 1, end=ended.append)
     one.unreached = types.SimpleNamespace(note=lambda _: None)
+    one.began = clock.now - 100
     one.look(Session(reason=b"", chief=silence))
     where = f"the chief, worker 0 at {HOSTS[0]}"
     said = f"no answer in 61 s from {where}: without it nothing is saved"
     assert ended == [said] * ends
+
+
+def test_a_worker_that_is_started_again_waits_for_the_chief_anew(clock) -> None:
+    """Else all its starts would be used up at once."""
+    ended = []
+    one = thread_of(heartbeat.Heartbeat, 1, end=ended.append)
+    one.unreached = types.SimpleNamespace(note=lambda _: None)
+    one.began = clock.now
+    for seconds in (0, 60):
+        clock.now += seconds
+        one.look(Session(reason=b"", chief=500))
+    assert not ended
+    clock.now += 1
+    one.look(Session(reason=b"", chief=500))
+    assert [words[:19] for words in ended] == ["no answer in 61 s f"]
 
 
 def test_connections_to_an_address_that_a_task_has_left_are_closed(monkeypatch) -> None:
@@ -236,7 +252,7 @@ def test_a_ring_tells_a_lost_worker_from_one_behind_a_wall(
     one = thread_of(peers.FailureDetector, 0, dialled=dialled, complete=True)
     one.signs = "silence", "owners"
     one.unreached = types.SimpleNamespace(note=found.append)
-    one.lost, one.end = gone.append, ended.append
+    one.lost, one.end, one.began = gone.append, ended.append, 0
     owners = np.array([b"x", b"y", b"z"])
     one.look(Session(reason=b"", chief=0, silence=np.array(silence), owners=owners))
     assert (found, gone) == ([noted], lost)

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import harness
@@ -25,7 +24,7 @@ import launch
 import numpy as np
 import pytest
 from harness import rounds, tf
-from launch import REPO, copy_of, result, run_sh
+from launch import REPO, copy_of, result, run_sh, saved_step, wait_until
 
 FOLDER = "Distributed-MNIST"
 sys.path.append(str(REPO / FOLDER))  # behind: its cluster/ is that of the others
@@ -830,23 +829,6 @@ def strange(run: launch.Launch) -> list[str]:
     return [x for x in run.lines if not any(p.fullmatch(x) for p in both)]
 
 
-def wait_until(test: Callable, seconds: float, run: launch.Launch) -> None:
-    """Returns when `test()` holds; fails if it does not in time, or the run is over."""
-    end = time.monotonic() + seconds
-    while not test():
-        assert time.monotonic() < end, run.output
-        assert run.process.poll() is None, run.output
-        time.sleep(0.02)
-
-
-def saved(logdir: pathlib.Path) -> int:
-    """Returns the global step of the newest checkpoint."""
-    steps = re.findall(
-        r"model\.ckpt-(\d+)\.index", " ".join(map(str, logdir.glob("*")))
-    )
-    return max(map(int, steps), default=-1)
-
-
 def check_stats(done: dict, batch_size: int = 32) -> None:
     made = sum(done["rounds_per_worker"].values())
     each = done["flags"]["replicas_to_aggregate"] if done["flags"]["issync"] else 1
@@ -939,11 +921,11 @@ def test_killed_in_mid_epoch(digits, tmp_path) -> None:
         run.wait_for("evaluator: test accuracy", 150)
         run.task("evaluator", 0).kill()
         run.wait_for("the evaluator ended with status 137; training goes on")
-        wait_until(lambda: saved(logdir) >= 20, 100, run)
+        wait_until(lambda: saved_step(logdir) >= 20, 100, run)
         run.task("worker", 1).kill()
         run.wait_for("worker 1 ended with status 137; restart 1 of 1")
         line = run.wait_for("[worker 1] goes on in epoch", 100)
-        wait_until(lambda: saved(logdir) >= 40, 100, run)
+        wait_until(lambda: saved_step(logdir) >= 40, 100, run)
         run.task("ps", 1).kill()
         run.wait_for("ps 1 ended with status 137; restart 1 of 1")
         assert run.wait(300) == 0, run.output

@@ -26,7 +26,7 @@ import rules
 from harness import STREAMS, rounds, tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from launch import LINE, copy_of, load, result, run_sh
+from launch import LINE, copy_of, load, result, run_sh, saved_step, wait_until
 from peer_harness import SCHEMES, Peers
 
 pytestmark = pytest.mark.timeout(180)  # a wrong ring hangs
@@ -864,23 +864,6 @@ def check(folder: str, done: dict, workers: int, steps: int) -> None:
     each = flags["batch_size"] * flags.get("window", 1)
     assert done["examples"] == steps * workers * each
     assert len(done["loss_per_worker"]) == workers
-
-
-def saved_step(logdir) -> int:
-    """Returns the global step of the newest checkpoint, 0 without one."""
-    names = [path.suffixes[0] for path in logdir.glob("model.ckpt-*.index")]
-    found = [
-        path.name.split("-")[1].split(".")[0] for path in logdir.glob("model*.index")
-    ]
-    return max(map(int, found), default=0) if names else 0
-
-
-def wait_until(holds, seconds: float, run) -> None:
-    """Returns once `holds()`; fails after so many seconds, or when the run ends."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end and run.process.poll() is None, run.output
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,17 @@ import time
 import launch
 import pytest
 import registry
-from launch import LINE, REPO, Launch, copy_of, result, run_sh, run_task
+from launch import (
+    LINE,
+    REPO,
+    Launch,
+    copy_of,
+    result,
+    run_sh,
+    run_task,
+    saved_step,
+    wait_until,
+)
 
 WITHIN = 5  # seconds from the cause to the end, by the contract
 ENDLESS = ["--steps", "10000000"]
@@ -711,15 +721,6 @@ def test_a_problem_of_ones_own(
 # --- Helpers ------------------------------------------------------------------
 
 
-def saved_step(logdir):
-    """Returns the global step that a new run would resume at; 0 if there is none."""
-    try:
-        first, _ = (logdir / "checkpoint").read_text().split("\n", 1)
-    except (FileNotFoundError, ValueError):
-        return 0
-    return int(first.rpartition("-")[2].strip('"'))
-
-
 def checkpoint(logdir):
     """Returns the last checkpoint's variables, as TensorFlow writes them: bytes."""
     (data,) = logdir.glob(f"model.ckpt-{saved_step(logdir)}.data-*")
@@ -777,12 +778,3 @@ def tasks_of(copy: pathlib.Path):
     time.sleep(0.3)
     text = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     return [line for line in text.splitlines() if str(copy) in line]
-
-
-def wait_until(test, seconds, run=None):
-    """Returns once `test()` holds; raises after `seconds`, or once `run` has ended."""
-    end = time.monotonic() + seconds
-    while not test():
-        assert run is None or run.process.poll() is None, run.output
-        assert time.monotonic() < end, run.output if run else "too late"
-        time.sleep(0.05)

@@ -17,9 +17,8 @@ import launch
 import numpy as np
 import pytest
 import registry
-import test_run
 from harness import tf
-from launch import LINE, REPO, copy_of, result, run_sh
+from launch import LINE, REPO, copy_of, result, run_sh, saved_step, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -58,10 +57,6 @@ def trained(steps: int) -> float:
         for _ in range(steps):
             session.run(step)
         return float(session.run(test, feed)[0])
-
-
-def wait_for_checkpoint(run: launch.Launch, logdir) -> None:
-    test_run.wait_until(lambda: list(logdir.glob("model.ckpt-*.index")), 90, run)
 
 
 def test_a_run_and_its_end(tmp_path) -> None:
@@ -152,7 +147,7 @@ def test_a_ps_or_the_coordinator_is_killed(job: str, said: str, tmp_path) -> Non
     flags = ["--save_seconds=0.5", "--batch_size=64"]
     env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), MAX_RESTARTS="1")
     with run_sh(copy, *flags, "--steps=4000", **env) as run:
-        wait_for_checkpoint(run, logdir)
+        wait_until(lambda: saved_step(logdir) > 0, 90, run)
         run.task(job, 0).kill()
         run.wait_for(f"{job} 0 ended with status 137; restart 1 of 1")
         assert run.wait() == 0, run.output

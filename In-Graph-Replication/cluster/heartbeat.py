@@ -48,7 +48,8 @@ class Heartbeat(threading.Thread):
         self.unreachable = {t: v.value() for t, v in state.unreachable.items()}
         self.checks = []  # (operation, tensors, function of what these say)
         self.serving = addresses.serving(args)
-        self.heard = dict.fromkeys(self.serving, time.monotonic())  # of each, when
+        self.began = time.monotonic()
+        self.heard = dict.fromkeys(self.serving, self.began)  # of each, when
         self.answer = False  # do all of them answer?
         self.unreached = Unreached(args.patience, self.end)
         self.stopped = threading.Event()
@@ -112,6 +113,8 @@ class Heartbeat(threading.Thread):
         reason, silence = session.run([self.reason, self.chief])
         if reason:
             self.end(reason.decode(), 1)
+        # A worker that is started again waits for the chief anew.
+        silence = min(silence, time.monotonic() - self.began)
         if silence > self.args.patience:
             self.end(lost_chief(silence, self.args))
         self.unreached.note(self.cannot_reach(session))
