@@ -25,8 +25,6 @@ import collections
 import concurrent.futures
 import contextlib
 import datetime
-import fcntl
-import functools
 import itertools
 import json
 import os
@@ -461,14 +459,10 @@ def tables(kept: dict) -> str:
 
 def keep(new: dict, folder: pathlib.Path) -> None:
     """Adds what became of some cells to what is kept; another matrix may do so, too."""
-    folder_itself = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(folder_itself, fcntl.LOCK_EX)
+    with launch.locked(folder):
         path = folder / "faults.json"
         kept = json.loads(path.read_text()) if path.exists() else {}
         write({**kept, **new}, folder)
-    finally:
-        os.close(folder_itself)
 
 
 def write(kept: dict, folder: pathlib.Path) -> None:
@@ -516,19 +510,8 @@ def tried(cell: Cell) -> tuple[Cell, dict]:
         "status": found["status"],
         "seconds": round(found["seconds"]),
         "date": str(datetime.date.today()),
-        "commit": commit(),
+        "commit": launch.commit(),
     }
-
-
-@functools.cache
-def commit() -> str:
-    """Returns the commit whose code is tried."""
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=launch.REPO,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
 
 
 def main() -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
+import functools
 import importlib.util
 import json
 import os
@@ -16,7 +19,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 import pytest
@@ -286,6 +289,25 @@ def run_task(folder: pathlib.Path, *arguments: str, **env: str) -> Launch:
 def result_if_there(logdir: pathlib.Path) -> dict | None:
     """Returns result.json, None if there is none."""
     return result(logdir) if (logdir / "result.json").exists() else None
+
+
+@functools.cache
+def commit() -> str:
+    """Returns the commit whose code is tried."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """Keeps out whoever else would write the same results there."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def saved_step(logdir: pathlib.Path) -> int:

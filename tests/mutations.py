@@ -7,7 +7,8 @@
 
 Not a part of the tests: one runs it after a change of the rules or of the harness. A
 change that is not noticed is printed with its line. It either does not matter, or a
-test is missing.
+test is missing. What was found is kept in benchmarks/results/mutations.json, of which
+mutations.md is made; the names may be given to several processes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import datetime
 import importlib
 import inspect
 import io
+import json
 import pathlib
 import shutil
 import sys
+import time
 import types
 from collections.abc import Iterator
 
@@ -447,8 +451,8 @@ def asked(plugin: First, options: list[str], seconds: int) -> str:
     return plugin.first or (out.getvalue()[-500:] if status not in (0, 5) else "")
 
 
-def scheme(folder: str) -> list[str]:
-    """Tries every change of a script; returns the ones that nobody notices."""
+def scheme(folder: str) -> tuple[int, list[str]]:
+    """Tries every change of a script; returns how many, and those nobody notices."""
     path = launch.REPO / folder / launch.registry.script_of(folder)
     source, left, tried = path.read_text(), [], 0
     fails = noticed(folder)
@@ -464,8 +468,7 @@ def scheme(folder: str) -> list[str]:
         if not by:
             left.append(f"{folder}:{line}  {what}")
     del harness.instead[folder]
-    print(f"{folder}: {tried} changes, {len(left)} not noticed", flush=True)
-    return left
+    return tried, left
 
 
 def taken_over(
@@ -506,8 +509,8 @@ def changed(name: str, old: str, new: str) -> Iterator[str]:
             setattr(other, own, value)
 
 
-def shared() -> list[str]:
-    """Tries every change of BY_HAND; returns the ones that nobody notices."""
+def shared() -> tuple[int, list[str]]:
+    """Tries every change of BY_HAND; returns how many, and those nobody notices."""
     left = []
     for name, old, new in BY_HAND:
         with changed(name, old, new):
@@ -517,8 +520,7 @@ def shared() -> list[str]:
         print(f"{name}  {old!r} -> {new!r}  {by or 'NOT NOTICED'}", flush=True)
         if not by:
             left.append(f"{name}  {old!r} -> {new!r}")
-    print(f"cluster: {len(BY_HAND)} changes, {len(left)} not noticed", flush=True)
-    return left
+    return len(BY_HAND), left
 
 
 @contextlib.contextmanager
@@ -540,8 +542,8 @@ def in_copies(name: str, text: str) -> Iterator[None]:
         shutil.copytree = copytree
 
 
-def around() -> list[str]:
-    """Tries every change of AROUND; returns the ones that their tests do not notice."""
+def around() -> tuple[int, list[str]]:
+    """Tries every change of AROUND; returns how many, and those nobody notices."""
     left, good = [], set()
     for name, old, new, file, words in AROUND:
         options = [str(HERE / file), "-k", words]
@@ -555,16 +557,45 @@ def around() -> list[str]:
         print(f"{name}  {old!r} -> {new!r}  {by or 'NOT NOTICED'}", flush=True)
         if not by:
             left.append(f"{name}  {old!r} -> {new!r}")
-    print(f"around: {len(AROUND)} changes, {len(left)} not noticed", flush=True)
-    return left
+    return len(AROUND), left
 
 
 def main() -> None:
     harness.LIMIT = 15
-    left, of = [], {"cluster": shared, "around": around}
+    of = {"cluster": shared, "around": around}
     for name in sys.argv[1:] or [*harness.SCHEMES, *of]:
-        left += of[name]() if name in of else scheme(name)
-    print("\nnot noticed:" if left else "\nall noticed", *left, sep="\n")
+        began = time.monotonic()
+        tried, left = of[name]() if name in of else scheme(name)
+        print(f"{name}: {tried} changes, {len(left)} not noticed", flush=True)
+        minutes = round((time.monotonic() - began) / 60)
+        keep(name, {"changes": tried, "not noticed": left, "minutes": minutes})
+
+
+def keep(name: str, one: dict) -> None:
+    """Adds what became of some changes to what is kept, and writes the table."""
+    results = launch.REPO / "benchmarks" / "results"
+    path = results / "mutations.json"
+    one |= {"date": str(datetime.date.today()), "commit": launch.commit()}
+    with launch.locked(results):
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        kept[name] = one
+        rows = [
+            f"| {what} | {one['changes']} | {len(one['not noticed'])} | "
+            f"{one['minutes']} | {one['date']}, {one['commit']} |\n"
+            for what, one in sorted(kept.items())
+        ]
+        left = [f"- `{text}`\n" for one in kept.values() for text in one["not noticed"]]
+        table = [
+            "Changes of one place each, and how many of them no test notices: "
+            "`.venv/bin/python tests/mutations.py`.\n\n"
+            "| of | changes | not noticed | minutes | date, commit |\n"
+            "|---|---|---|---|---|\n",
+            *rows,
+            "\nNot noticed:\n\n" * bool(left),
+            *left,
+        ]
+        path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        path.with_suffix(".md").write_text("".join(table))
 
 
 if __name__ == "__main__":
