@@ -1,4 +1,4 @@
-"""DC-ASGD: the ps corrects each gradient for the updates that it missed.
+"""DC-ASGD: the ps corrects each gradient for the updates made since its pull.
 
     ps      holds the center variable w, and the w_seen that each worker has pulled
     worker  pulls w, computes a gradient on a mini-batch of its data, pushes it

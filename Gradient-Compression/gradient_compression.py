@@ -1,4 +1,4 @@
-"""Gradient-Compression: pushes are compressed, and the rest is added to the next push.
+"""Gradient-Compression: pushes are compressed; the part left out joins the next push.
 
     ps      holds the center variable w, reads each message and applies it
     worker  pulls w, computes a gradient, adds what it has not sent yet, compresses the
