@@ -436,7 +436,7 @@ def noticed(folder: str | None) -> str:
     for slow in (False, True):
         chosen = Chosen(folder, slow)
         files = [str(HERE / file) for file in FILES]
-        said = asked(chosen, files, seconds=60)
+        said = asked(chosen, files, seconds=120)
         if said or not (chosen.count or slow):
             return said or "no tests"
     return ""
