@@ -24,6 +24,7 @@ from cluster import (  # noqa: E402  # noqa: E402
     ports,
     rendezvous,
     report,
+    run,
     task,
 )
 
@@ -184,6 +185,21 @@ def test_a_worker_that_is_started_again_waits_for_the_chief_anew(clock) -> None:
     clock.now += 1
     one.look(Session(reason=b"", chief=500))
     assert [words[:19] for words in ended] == ["no answer in 61 s f"]
+
+
+def test_what_closing_a_lost_session_raises_is_in_the_log(
+    monkeypatch, caplog, capsys
+) -> None:
+    """TensorFlow closes it in a thread; what another thread raises is on the screen."""
+    monkeypatch.setattr(threading, "excepthook", run._log_of_closing)
+    with caplog.at_level("INFO"):
+        for name in ("SessionCloseThread", "another"):
+            thread = threading.Thread(target=int, args=["no"], name=name)
+            thread.start()
+            thread.join()
+    screen = capsys.readouterr().err
+    assert "SessionCloseThread" not in screen and "thread another" in screen
+    assert caplog.text.count("ValueError: ") == 1
 
 
 def test_connections_to_an_address_that_a_task_has_left_are_closed(monkeypatch) -> None:

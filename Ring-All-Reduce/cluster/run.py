@@ -9,6 +9,8 @@ end    all report to the chief, which saves, writes the result, dismisses the ot
 """
 
 import contextlib
+import logging
+import threading
 import time
 
 from cluster import heartbeat
@@ -34,6 +36,17 @@ def lost():
         tf.errors.AbortedError,
         tf.errors.FailedPreconditionError,
     )
+
+
+def _log_of_closing(raised):
+    """Takes what a thread raises: that of TensorFlow, for the log, closes a session.
+
+    To close one whose ps is silent fails, and the loss has been said already.
+    """
+    if raised.thread.name == "SessionCloseThread":
+        logging.info("a lost session is closed", exc_info=raised[:3])
+    else:
+        threading.__excepthook__(raised)
 
 
 class Run(Training):
@@ -65,6 +78,7 @@ class Run(Training):
 
     def __enter__(self):
         super().__enter__()
+        threading.excepthook = _log_of_closing
         self._wait(starting(self.args))
         self.rendezvous.compare()
         self.rendezvous.heartbeat.start()
