@@ -1,33 +1,52 @@
 """Soak: many short runs at random, each of which has to end well.
 
-    python tests/soak.py                       1,000 runs, three at once
+    python tests/soak.py --write FILE.md       1,000 runs, and a table of them
     python tests/soak.py --runs 20 --seed 7    the first twenty that seed 7 draws
     python tests/soak.py --seed 7 --first 12 --runs 1      the thirteenth alone
 
-A run has a scheme, ps, workers, a window, a straggler and now and then a task that is
-killed or stopped, all drawn from the seed, which is printed. It is as it should be if
-it ends by itself with status 0, counters that are exact, no traceback and no process
-left.
+A run has a scheme of any family, ps, workers, flags, a straggler, and a fault: a task
+is killed, stopped for 1 to 30 s or told to end and started again, the whole run is told
+to end and begun again, or a host is cut off for 1 to 30 s. All is drawn from the seed,
+which is printed. Most runs are by run.sh, with tasks that are forks, as in faults.py;
+some by hand with each task on a host of its own, some by an engine. A run is as it
+should be if it ends by itself with status 0, all updates, counters that are exact, no
+traceback and no process left. soak.md in benchmarks/results has what was drawn.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
+import contextlib
 import dataclasses
+import datetime
+import functools
 import pathlib
 import random
+import re
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 
+import faults
+import hosts
 import launch
+import moved
 import psutil
 from launch import registry
 
-TIMEOUT = 120  # seconds of a run
-FAULTS = ("none", "none", "kill", "kill", "stop")
+TIMEOUT = 240  # seconds of a run
+FAULTS = ("none", "none", "none", "kill", "kill", "kill", "stop", "stop", "term", "end")
+WAYS = {"run.sh": 25, "hosts": 3, "MPI": 1, "Slurm": 1, "Several-Hosts": 1}
+# Schemes that an engine or hosts are tried with: what differs there is no scheme's.
+OUTSIDE = ("HogWild", "AEASGD", "Synchronous-SGD", "Ring-All-Reduce", "Local-SGD")
+FAMILIES = ("ps", "peers", "gossip", "client", "table", "program")
+SLOWEST = 20  # seconds that the sleeps of a worker may take together
+LOCK = threading.Lock()  # a machine has one Slurm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,94 +60,247 @@ class Case:
     fault: str
     victim: tuple[str, int]
     after: float
+    way: str = "run.sh"
+    seconds: float = 0  # of a stop or a cut
 
 
 OWN = {  # flags that one scheme has
     "staleness": ["0", "1", "4"],
     "variance": ["constant", "adaptive"],
     "method": ["topk", "random_k", "sign", "int8"],
+    "stage": ["0", "1", "2", "3"],
+    "graph": ["ring", "exponential", "complete"],
+    "issync": ["0", "1"],
 }
+
+
+@functools.cache
+def flags_of(folder: str) -> frozenset[str]:
+    """Returns the names of the flags that an example's own code adds."""
+    code = (launch.REPO / folder).glob("**/*.py")
+    return frozenset(re.findall(r'"--(\w+)"', "".join(p.read_text() for p in code)))
 
 
 def draw(seed: int, number: int) -> Case:
     """Returns run `number` of those that a seed stands for."""
     rng = random.Random(f"{seed} {number}")
-    folder = rng.choice(registry.folders("ps"))
+    (way,) = rng.choices([*WAYS], [*WAYS.values()])
+    everything = [f for family in FAMILIES for f in registry.folders(family)]
+    folder = rng.choice(everything if way == "run.sh" else OUTSIDE)
+    family = registry.of(folder).family
     # Distributed-Setup is one worker's.
     workers = 1 if folder == "Distributed-Setup" else rng.randint(1, 4)
-    ps = rng.randint(1, 2)
-    args = launch.defaults_of(folder)
-    flags = ["--steps", str(rng.choice([1, 2, 3, 5, 17, 40, 101, 300]))]
-    flags += ["--batch_size", str(rng.choice([1, 8, 32]))]
-    if hasattr(args, "window"):
-        flags += ["--window", str(rng.choice([1, 2, 5, 16]))]
-    if hasattr(args, "replicas_to_aggregate"):
+    workers = 2 if way != "run.sh" else workers
+    ps = 0 if family in ("peers", "gossip") else rng.randint(1, 3)
+    known = flags_of(folder)
+    steps = rng.choice([1, 2, 3, 5, 17, 40, 101, 300])
+    window = rng.choice([1, 2, 5, 16]) if "window" in known else 1
+    flags = ["--steps", str(steps)]
+    # Micro-batches of a pipeline divide a mini-batch.
+    flags += ["--batch_size", rng.choice(["8", "32"] + ["1"] * (family != "client"))]
+    flags += ["--window", str(window)] if "window" in known else []
+    if "replicas_to_aggregate" in known and family == "ps":
         flags += ["--replicas_to_aggregate", str(rng.randint(1, workers))]
+    if "fragments" in known and window >= 5 and rng.random() < 0.3:
+        flags += ["--fragments", "2"]
     for name, values in OWN.items():
-        if hasattr(args, name):
+        if name in known:
             flags += [f"--{name}", rng.choice(values)]
+    sleeps = ["0", "0", "0.001"] + ["0.02"] * (0.02 * steps * window <= SLOWEST)
     if rng.random() < 0.5:
-        slow = [rng.choice(["0", "0", "0.001", "0.02"]) for _ in range(workers)]
-        flags += ["--slow_workers", ",".join(slow)]
+        flags += [
+            "--slow_workers",
+            ",".join(rng.choice(sleeps) for _ in range(workers)),
+        ]
     flags += ["--save_seconds", rng.choice(["0.3", "1", "30"])]
-    job = rng.choice(["ps", "worker"])
+    job = rng.choice(["ps", "worker"]) if ps else "worker"
     victim = job, rng.randrange(ps if job == "ps" else workers)
-    fault, after = rng.choice(FAULTS), rng.uniform(0, 6)
-    return Case(folder, ps, workers, tuple(flags), fault, victim, after)
+    fault, after = rng.choice(FAULTS), rng.uniform(0, 8)
+    if way != "run.sh":
+        fault = "cut" if way == "hosts" else "none"
+        flags[1] = "300"  # so that the cut meets it
+        flags += ["--slow_workers", str(0.03 / window)]
+    seconds = round(rng.uniform(1, 30), 1) if fault in ("stop", "cut") else 0
+    return Case(folder, ps, workers, tuple(flags), fault, victim, after, way, seconds)
 
 
 def run(case: Case, where: pathlib.Path) -> list[str]:
     """Makes the run; returns what is wrong with it and, if anything is, its output."""
-    copy, logdir = launch.copy_of(case.folder, where), where / "logdir"
+    logdir = where / "logdir"
+    ways = {"run.sh": by_run_sh, "hosts": on_hosts}
+    status, left, output = ways.get(case.way, by_engine)(case, where, logdir)
+    wrong = [] if status == 0 else [f"status {status}"]
+    wrong += ["a task is left"] if left else []
+    wrong += ["a traceback"] if "Traceback" in output else []
+    if status == 0:
+        wrong += launch.wrong_stats(launch.result_if_there(logdir))
+    return [*wrong, output] if wrong else []
+
+
+def by_run_sh(
+    case: Case, where: pathlib.Path, logdir: pathlib.Path
+) -> tuple[int, bool, str]:
+    """Returns (status, is a task left, output) of a run by the example's run.sh."""
+    copy, flags = launch.copy_of(case.folder, where), list(case.flags)
+    if registry.of(case.folder).family == "program":
+        flags += ["--data", records()]
     environment = dict(
-        NUM_PS=str(case.ps),
         NUM_WORKERS=str(case.workers),
         LOGDIR=str(logdir),
         TIMEOUT=str(TIMEOUT),
         MAX_RESTARTS="3",
+        IMPORT_SECONDS=str(faults.IMPORT_SECONDS),
     )
-    with launch.run_sh(copy, *case.flags, **environment) as running:
+    environment |= {"NUM_PS": str(case.ps)} if case.ps else {}
+    with launch.run_sh(copy, *flags, **environment) as running:
         if case.fault != "none":
             running.wait_for("logdir")
             time.sleep(case.after)
-            try:
-                task = running.task(*case.victim)
-            except AssertionError:
-                pass  # it has not started yet, or has left
-            else:
-                strike(task, case.fault)
+            strike(running, case)
         status = running.wait(TIMEOUT + 30)
-        left = running.tasks()
-    wrong = [] if status == 0 else [f"status {status}"]
-    wrong += ["a task is left"] if left else []
-    wrong += ["a traceback"] if "Traceback" in running.output else []
-    for log in logdir.glob("*.log"):
-        if "Traceback (most recent call last)" in log.read_text(errors="replace"):
-            wrong.append(f"a traceback in {log.name}")
-    if status == 0:
-        wrong += launch.wrong_stats(launch.result_if_there(logdir))
-    return [*wrong, running.output] if wrong else []
+        left, output = bool(running.tasks()), running.output
+    if case.fault == "end" and status == 143:
+        with launch.run_sh(copy, *flags, **environment) as running:
+            status = running.wait(TIMEOUT + 30)
+            left, output = left or bool(running.tasks()), output + running.output
+    return status, left, output
 
 
-def strike(task: object, fault: str) -> None:
-    """Kills a task, or stops it for three seconds."""
-    try:
-        task.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-        if fault == "stop":
-            time.sleep(3)
+def strike(running: launch.Launch, case: Case) -> None:
+    """Kills a task, stops it for some seconds, or tells it or the run to end."""
+    if case.fault == "end":
+        running.process.send_signal(signal.SIGTERM)
+        return
+    signals = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+    # AssertionError: it has not started yet, or has left.
+    with contextlib.suppress(psutil.NoSuchProcess, AssertionError):
+        task = running.task(*case.victim)
+        task.send_signal(signals[case.fault])
+        if case.fault == "stop":
+            time.sleep(case.seconds)
             task.send_signal(signal.SIGCONT)
-    except psutil.NoSuchProcess:
-        pass
 
 
-def tried(seed: int, number: int) -> tuple[int, Case, list[str]]:
+def on_hosts(
+    case: Case, where: pathlib.Path, logdir: pathlib.Path
+) -> tuple[int, bool, str]:
+    """The same by hand; whoever ends with another status than 0 is started again."""
+    copy = launch.copy_of(case.folder, where)
+    names = [f"ps-{k}" for k in range(case.ps)]
+    names += [f"worker-{k}" for k in range(case.workers)]
+    script = str(copy / registry.script_of(case.folder))
+    flags = [*case.flags, "--patience", "90", "--logdir", str(logdir)]
+    for job in ("ps", "worker"):
+        there = [f"{name}:{moved.PORT}" for name in names if name.startswith(job)]
+        flags += [f"--{job}_hosts={','.join(there)}"] if there else []
+    with hosts.Hosts(*names) as net:
+
+        def starter(name):
+            job, _, index = name.partition("-")
+            words = [f"--task_index={index}"]
+            words += [f"--job_name={job}"] if case.ps else []
+            command = [*net.inside[name], sys.executable, script, *flags, *words]
+            return lambda: net.enter_context(launch.Launch(command, copy))
+
+        tasks = {name: moved.Task(starter(name)) for name in names}
+        for task in tasks.values():
+            task.start()
+        first = tasks["worker-0"]
+        moved.wait_for(lambda: any("  loss " in n for n in moved.lines_of(first)), 120)
+        name = "-".join(map(str, case.victim))
+        net.cut(name)
+        time.sleep(case.seconds)
+        net.mend(name)
+        end = time.monotonic() + TIMEOUT
+        for task in tasks.values():
+            task.join(max(0, end - time.monotonic()))
+        left = any(task.is_alive() for task in tasks.values())
+        status = max((task.status or 0 for task in tasks.values()), key=abs)
+        for task in tasks.values():
+            task.over = True
+        lines = [f"{n}: {x}" for n in names for x in moved.lines_of(tasks[n])]
+    return status, left, "\n".join(lines)
+
+
+def by_engine(
+    case: Case, where: pathlib.Path, logdir: pathlib.Path
+) -> tuple[int, bool, str]:
+    """The same by an engine."""
+    script = launch.REPO / "Engines" / case.way / "run.sh"
+    knobs = dict(LOGDIR=str(logdir), NUM_WORKERS=str(case.workers))
+    knobs |= {"NUM_PS": str(case.ps)} if case.ps else {}
+    with LOCK if case.way == "Slurm" else contextlib.nullcontext():
+        done = subprocess.run(
+            ["bash", str(script), case.folder, *case.flags],
+            env=launch.environment(**knobs),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT,
+        )
+    return done.returncode, False, done.stdout
+
+
+def records() -> str:
+    """Returns a folder with the digits as records, which is made once."""
+    folder = pathlib.Path(tempfile.gettempdir(), f"soak-{launch.commit()}-records")
+    with LOCK:
+        if not folder.exists():
+            made = folder.with_suffix(".part")
+            command = ["Distributed-MNIST/prepare.py", "digits", str(made)]
+            subprocess.run(
+                [sys.executable, *command],
+                cwd=launch.REPO,
+                check=True,
+                capture_output=True,
+            )
+            made.rename(folder)
+    return str(folder)
+
+
+def tried(seed: int, number: int) -> tuple[int, Case, list[str], float]:
     """Makes a run of a seed; an error of the tool itself is something wrong too."""
-    case = draw(seed, number)
+    case, began = draw(seed, number), time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as where:
-            return number, case, run(case, pathlib.Path(where))
+            wrong = run(case, pathlib.Path(where))
     except Exception as error:
-        return number, case, [f"{type(error).__name__}: {error}"]
+        wrong = [f"{type(error).__name__}: {error}"]
+    return number, case, wrong, time.monotonic() - began
+
+
+def report(seed: int, done: list[tuple[int, Case, list[str], float]]) -> str:
+    """Returns what was drawn how often, what did not end well, and the slowest ten."""
+    cases = [case for _, case, *_ in done]
+    parts = {
+        "way": [case.way for case in cases],
+        "scheme": [case.folder for case in cases],
+        "fault": [case.fault for case in cases],
+        "ps": [str(case.ps) for case in cases],
+        "workers": [str(case.workers) for case in cases],
+        "steps": [case.flags[1] for case in cases],
+        "struck": [case.victim[0] for case in cases if case.fault != "none"],
+    }
+    bad = [one for one in done if one[2]]
+    lines = [
+        f"{len(done)} runs at random, {len(bad)} did not end well. "
+        f"`.venv/bin/python tests/soak.py --seed {seed} --runs {len(done)}`, 2 cores, "
+        f"{datetime.date.today()}, commit {launch.commit()}.\n",
+        "### What was drawn\n",
+        "| what | how often |\n|---|---|",
+    ]
+    for what, values in parts.items():
+        counts = collections.Counter(values).most_common()
+        lines.append(f"| {what} | {', '.join(f'{v} {n}' for v, n in counts)} |")
+    lines += ["\n### What did not end well\n", *([] if bad else ["Nothing."])]
+    lines += [f"- run {n}: `{case}`: {'; '.join(w[:-1])}" for n, case, w, _ in bad]
+    lines += ["\n### The slowest ten\n", "| run | seconds | what |\n|---|---|---|"]
+    for number, case, _, seconds in sorted(done, key=lambda one: -one[3])[:10]:
+        what = f"{case.way}, {case.folder}, {case.ps} ps, {case.workers} workers"
+        fault = f"{case.fault} {' '.join(map(str, case.victim))}, {case.seconds} s"
+        flags = " ".join(case.flags)
+        lines.append(f"| {number} | {seconds:.0f} | {what}; {fault}; `{flags}` |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
@@ -137,26 +309,31 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
-    parser.add_argument("--jobs", type=int, default=3, help="runs at once")
+    parser.add_argument("--jobs", type=int, default=6, help="runs at once")
+    parser.add_argument("--write", type=pathlib.Path, help="where the table goes")
     args = parser.parse_args()
+    launch.FORKS = not launch.THOROUGH
     print(f"seed {args.seed}: {args.runs} runs", flush=True)
-    began, failed = time.monotonic(), 0
+    began, failed, done = time.monotonic(), 0, []
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         numbers = range(args.first, args.first + args.runs)
         runs = [pool.submit(tried, args.seed, number) for number in numbers]
-        for done, future in enumerate(concurrent.futures.as_completed(runs), 1):
-            number, case, wrong = future.result()
+        for future in concurrent.futures.as_completed(runs):
+            done.append(future.result())
+            number, case, wrong, _ = done[-1]
             if wrong:
                 failed += 1
                 print(f"run {number}: {case}\n  " + "\n  ".join(wrong), flush=True)
-            if done % 10 == 0 or done == args.runs:
+            if len(done) % 10 == 0 or len(done) == args.runs:
                 spent = time.monotonic() - began
-                left = spent / done * (args.runs - done)
+                left = spent / len(done) * (args.runs - len(done))
                 print(
-                    f"{done}/{args.runs}  {failed} wrong  {60 * done / spent:.1f} a"
-                    f" minute  {left / 60:.0f} min left",
+                    f"{len(done)}/{args.runs}  {failed} wrong  "
+                    f"{60 * len(done) / spent:.1f} a minute  {left / 60:.0f} min left",
                     flush=True,
                 )
+                if args.write:
+                    args.write.write_text(report(args.seed, done))
     return int(failed > 0)
 
 

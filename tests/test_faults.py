@@ -521,7 +521,7 @@ def test_no_tool_takes_a_status_for_a_result(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "copy_of", lambda *_: script.parent)
     script.parent.mkdir(parents=True)
     (script.parent / "run.sh").write_text("echo logdir\n")
-    quiet = dataclasses.replace(case, fault="none")
+    quiet = dataclasses.replace(case, fault="none", way="run.sh")
     assert "status 0 without result.json" in soak.run(quiet, tmp_path)
 
 
