@@ -202,6 +202,23 @@ def test_what_closing_a_lost_session_raises_is_in_the_log(
     assert caplog.text.count("ValueError: ") == 1
 
 
+def test_nobody_waits_for_the_report_of_a_worker_that_is_gone(clock, capsys) -> None:
+    """Worker 1 has died; worker 2 was never there; both get 10 s to report."""
+    one = rendezvous.Rendezvous.__new__(rendezvous.Rendezvous)
+    one.reports = "reports"
+    losses, owners = np.array([0.5, np.nan, np.nan]), [b"x", b"y", b""]
+    began, checks = clock.now, []
+    session = Session(reports=(losses, np.array([0.0, 99.0, 99.0]), owners))
+    found = one.collect(session, lambda: checks.append(clock.now))
+    assert found == {0: 0.5, 1: None, 2: None}
+    assert heartbeat.GONE < clock.now - began < heartbeat.GONE + 1 and len(checks) > 9
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "worker 1 is gone: the run ends without it",
+        "worker 2 has not joined: the run ends without it",
+    ]
+
+
 def test_connections_to_an_address_that_a_task_has_left_are_closed(monkeypatch) -> None:
     """Those to another task stay; and while the name is unknown nothing happens."""
     found, looks = {}, iter("aabb")

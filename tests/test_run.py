@@ -530,7 +530,7 @@ def test_a_ps_that_dies_when_the_others_are_done(tmp_path):
     "folder", ["Dynamic-SGD", pytest.param(BOUNDED, marks=launch.if_thorough)]
 )
 def test_by_hand_a_killed_worker_does_not_keep_the_others(folder, tmp_path):
-    """The others finish, the chief leaves last, the ps goes home.
+    """The others finish, the chief ends last of them, and then the ps.
 
     Under a bound they wait for it first, until it has long been silent.
     """
