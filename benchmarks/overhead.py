@@ -13,7 +13,7 @@
 
 Everything is measured in turn, several rounds of it, so that a slow minute of the
 machine falls on all alike; ratios are taken within a round, and of all numbers the
-median is shown. Writes overhead.json and overhead.md, or before.json and before.md if
+median is shown. Writes overhead.json and overhead.md, or before-COMMIT.json and .md if
 that is the only part. A round that was finished is kept there: the next start goes on
 after it.
 
@@ -381,7 +381,8 @@ def main():
             before = stack.enter_context(runs.checkout(args.before))
         scale = 0.02 if args.quick else 1.0
         jobs = jobs_of(args.only, scale, before, args.timeout)
-        name = "before" if args.only == ("before",) else "overhead"
+        alone = args.only == ("before",)
+        name = f"before-{args.before}" if alone else "overhead"
         rounds, progress = runs.in_rounds(jobs, args, name, code())
         # Parts measured at another time are shown too.
         text = markdown(rounds, measured(rounds))
