@@ -35,6 +35,7 @@ import pytest
 HERE = pathlib.Path(__file__).parent
 
 FILES = (
+    "test_heartbeat.py",
     "test_conformance.py",
     "test_sync.py",
     "test_rounds.py",
