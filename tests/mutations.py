@@ -269,7 +269,7 @@ AROUND = [
         "chief_that_has_left",
     ),
     ("peers", "(owners == REPLACED.encode())", '(owners == b"")', *BUSY),
-    ("peers", ", *late]:", "]:", *BUSY),
+    ("peers", ", *late]:", "]:", "test_heartbeat.py", "tells_a_lost_worker"),
     (
         "peers",
         "        session.run(self.broadcast)\n",
