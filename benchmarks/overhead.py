@@ -381,7 +381,7 @@ def main():
             before = stack.enter_context(runs.checkout(args.before))
         scale = 0.02 if args.quick else 1.0
         jobs = jobs_of(args.only, scale, before, args.timeout)
-        alone = args.only == ("before",)
+        alone = [*args.only] == ["before"]
         name = f"before-{args.before}" if alone else "overhead"
         rounds, progress = runs.in_rounds(jobs, args, name, code())
         # Parts measured at another time are shown too.
