@@ -1,4 +1,4 @@
-"""DiLoCo: Local-SGD with AdamW on each worker, momentum on the mean change.
+"""DiLoCo: Local-SGD with AdamW on each worker, momentum on the mean change of weights.
 
     worker  takes T inner steps on its own weights x; then all workers take one outer
             step, by the mean of what they have moved

@@ -27,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 
 import hosts
 import launch
@@ -76,25 +77,36 @@ class Task(threading.Thread):
             time.sleep(1)
 
 
+def start(
+    net: hosts.Hosts,
+    copy: pathlib.Path,
+    flags: list[str],
+    names: list[str],
+    name: str,
+) -> Callable[[], launch.Launch]:
+    """Returns what starts a task on its host; `names` are all hosts of the run."""
+    job, _, index = name.partition("-")
+    words = [*flags, f"--task_index={index}"]
+    words += [f"--job_name={job}"] if "ps-0" in names else []
+    for one in ("ps", "worker"):
+        there = [f"{host}:{PORT}" for host in names if host.startswith(one)]
+        words += [f"--{one}_hosts={','.join(there)}"] if there else []
+    script = str(copy / registry.script_of(copy.name))
+    command = [*net.inside[name], sys.executable, script, *words]
+    return lambda: net.enter_context(launch.Launch(command, copy))
+
+
 def run(case: Case, where: pathlib.Path) -> dict:
     """Makes a run; returns dict(statuses, result, next, lines)."""
     copy, logdir = launch.copy_of(case.folder, where), where / "logdir"
     names = ["worker-0", "worker-1"]
     names += ["ps-0"] if case.folder in registry.folders("ps") else []
-    script = str(copy / registry.script_of(case.folder))
     flags = ["--steps", str(STEPS[case.folder]), "--save_seconds", "2"]
     flags += ["--slow_workers", "0.01", "--patience", "60", "--logdir", str(logdir)]
-    for job in ("ps", "worker"):
-        there = [f"{name}:{PORT}" for name in names if name.startswith(job)]
-        flags += [f"--{job}_hosts={','.join(there)}"] if there else []
     with hosts.Hosts(*names) as net:
 
         def starter(name):
-            job, _, index = name.partition("-")
-            words = [f"--task_index={index}"]
-            words += [f"--job_name={job}"] if "ps-0" in names else []
-            command = [*net.inside[name], sys.executable, script, *flags, *words]
-            return lambda: net.enter_context(launch.Launch(command, copy))
+            return start(net, copy, flags, names, name)
 
         tasks = {name: Task(starter(name)) for name in names}
         for task in tasks.values():

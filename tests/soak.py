@@ -132,6 +132,9 @@ def run(case: Case, where: pathlib.Path) -> list[str]:
     wrong = [] if status == 0 else [f"status {status}"]
     wrong += ["a task is left"] if left else []
     wrong += ["a traceback"] if "Traceback" in output else []
+    for log in logdir.glob("*.log"):
+        if "Traceback (most recent call last)" in log.read_text(errors="replace"):
+            wrong.append(f"a traceback in {log.name}")
     if status == 0:
         wrong += launch.wrong_stats(launch.result_if_there(logdir))
     return [*wrong, output] if wrong else []
@@ -143,7 +146,7 @@ def by_run_sh(
     """Returns (status, is a task left, output) of a run by the example's run.sh."""
     copy, flags = launch.copy_of(case.folder, where), list(case.flags)
     if registry.of(case.folder).family == "program":
-        flags += ["--data", records()]
+        flags += ["--data", records(where)]
     environment = dict(
         NUM_WORKERS=str(case.workers),
         LOGDIR=str(logdir),
@@ -188,21 +191,12 @@ def on_hosts(
     copy = launch.copy_of(case.folder, where)
     names = [f"ps-{k}" for k in range(case.ps)]
     names += [f"worker-{k}" for k in range(case.workers)]
-    script = str(copy / registry.script_of(case.folder))
     flags = [*case.flags, "--patience", "90", "--logdir", str(logdir)]
-    for job in ("ps", "worker"):
-        there = [f"{name}:{moved.PORT}" for name in names if name.startswith(job)]
-        flags += [f"--{job}_hosts={','.join(there)}"] if there else []
     with hosts.Hosts(*names) as net:
-
-        def starter(name):
-            job, _, index = name.partition("-")
-            words = [f"--task_index={index}"]
-            words += [f"--job_name={job}"] if case.ps else []
-            command = [*net.inside[name], sys.executable, script, *flags, *words]
-            return lambda: net.enter_context(launch.Launch(command, copy))
-
-        tasks = {name: moved.Task(starter(name)) for name in names}
+        tasks = {
+            name: moved.Task(moved.start(net, copy, flags, names, name))
+            for name in names
+        }
         for task in tasks.values():
             task.start()
         first = tasks["worker-0"]
@@ -241,21 +235,13 @@ def by_engine(
     return done.returncode, False, done.stdout
 
 
-def records() -> str:
-    """Returns a folder with the digits as records, which is made once."""
-    folder = pathlib.Path(tempfile.gettempdir(), f"soak-{launch.commit()}-records")
-    with LOCK:
-        if not folder.exists():
-            made = folder.with_suffix(".part")
-            command = ["Distributed-MNIST/prepare.py", "digits", str(made)]
-            subprocess.run(
-                [sys.executable, *command],
-                cwd=launch.REPO,
-                check=True,
-                capture_output=True,
-            )
-            made.rename(folder)
-    return str(folder)
+def records(where: pathlib.Path) -> str:
+    """Returns a folder with the digits as records, which the program reads."""
+    script = launch.REPO / "Distributed-MNIST" / "prepare.py"
+    folder = str(where / "records")
+    command = [sys.executable, "-B", str(script), "digits", folder]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
 
 
 def tried(seed: int, number: int) -> tuple[int, Case, list[str], float]:

@@ -247,7 +247,7 @@ EXAMPLES = [
         "Local-SGD",
         "No parameter server",
         "peers",
-        "Local-SGD with AdamW on each worker, momentum on the mean change.",
+        "Local-SGD with AdamW on each worker, momentum on the mean change of weights.",
         "sync",
         "pieces of the movement of T steps, to an outer optimizer",
         "[Douillard et al. 2023](https://arxiv.org/abs/2311.08105)",

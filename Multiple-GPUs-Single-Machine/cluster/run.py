@@ -39,12 +39,14 @@ def lost():
 
 
 def _log_of_closing(raised):
-    """Takes what a thread raises: that of TensorFlow, for the log, closes a session.
+    """Handles an error in a thread; one in TensorFlow's own goes to the log.
 
-    To close one whose ps is silent fails, and the loss has been said already.
+    TensorFlow closes a lost session in that thread, which fails if the ps is silent.
+    The user has read already that a ps is lost.
     """
     if raised.thread.name == "SessionCloseThread":
-        logging.info("a lost session is closed", exc_info=raised[:3])
+        kind = raised.exc_type.__name__
+        logging.info("a lost session is not closed: %s: %s", kind, raised.exc_value)
     else:
         threading.__excepthook__(raised)
 
