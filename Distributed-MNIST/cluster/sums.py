@@ -29,14 +29,14 @@ class Sums:
 
         The first piece of an attempt finds a sum of zeros, and one of an attempt that
         is over changes nothing. `named` is an int64 scalar on ps 0, REFUSED for a
-        gradient that does not count. Returns what comes after it, a tensor on each ps.
+        gradient that does not count. Returns what comes after it, on each ps.
         """
         return self._on_each(self.sums, pushed, named, rule, begins=True)
 
     def move(self, variables, named, rule):
         """Applies `rule(variable, sum)` on each ps, if the sum is of that attempt.
 
-        Returns what comes after it, a tensor on each ps.
+        Returns what comes after it, on each ps.
         """
         return self._on_each(variables, self.sums, named, rule, begins=False)
 
@@ -62,11 +62,7 @@ class Sums:
                 begun = [rounds.only_if(mine > last, begin)] if begins else []
                 fits = mine >= last if begins else tf.equal(mine, last)
                 with tf.control_dependencies(begun):
-                    act = rounds.only_if(
-                        tf.identity(fits), lambda v=variable, p=piece: rule(v, p)
-                    )
+                    act = rounds.only_if(fits, lambda v=variable, p=piece: rule(v, p))
                 with tf.control_dependencies([act]):
-                    unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-                with tf.control_dependencies([unlocked]):
-                    done.append(tf.identity(act))
+                    done.append(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
         return done

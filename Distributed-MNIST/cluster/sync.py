@@ -142,14 +142,14 @@ class Barrier:
     def add(self, pushed, applied, rule):
         """Applies `rule(sum, piece)` on each ps if the gradient is `applied`.
 
-        Returns what comes after it, a tensor on each ps.
+        Returns what comes after it, on each ps.
         """
         return self.sums.add(pushed, self._named(applied), rule)
 
     def move(self, variables, applied, rule):
         """Applies `rule(variable, sum)` on each ps if the gradient was the last one.
 
-        Returns what comes after it, a tensor on each ps.
+        Returns what comes after it, on each ps.
         """
         return self.sums.move(variables, self._named(applied), rule)
 

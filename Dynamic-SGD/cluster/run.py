@@ -15,7 +15,7 @@ import time
 
 from cluster import heartbeat
 from cluster import tensorflow_v1 as tf
-from cluster.patience import starting
+from cluster.patience import starting, wait
 from cluster.rendezvous import Rendezvous
 from cluster.task import Failure, end_now
 from cluster.training import Training
@@ -109,8 +109,16 @@ class Run(Training):
         return session
 
     def prepare(self, session):
-        """Chief: restores or initialises the model, unless it is alive on the ps."""
+        """Chief: restores or initialises the model, unless it is alive on the ps.
+
+        After a loss the others wait for that: who joins the incarnation that the chief
+        is about to end would have to join again.
+        """
         if not self.chief:
+            if self.reason:
+                alive, chief = self.is_alive, heartbeat.chief(self.args)
+                patience = self.args.patience
+                wait(lambda: alive(session), lambda: chief, patience, args=self.args)
             return
         if self.is_alive(session):
             if self.session is None:
