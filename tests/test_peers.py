@@ -51,16 +51,33 @@ def test_every_folder_is_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "elements"), [(1, 3), (2, 1), (3, 6), (3, 1000), (4, 3)]
+    ("workers", "elements", "rings"),
+    [
+        (1, 3, 0),
+        (2, 1, 1),
+        (3, 6, 1),
+        (3, 1000, 1),
+        (4, 3, 1),
+        (2, 2_200_001, 2),
+        (3, 12_800_000, 8),
+    ],
 )
-def test_the_ring_sums_exactly(workers: int, elements: int) -> None:
-    """Also vectors of fewer elements than there are workers; N = 3 is by hand."""
-    vectors = [10.0**k * np.arange(1, elements + 1) for k in range(workers)]
+def test_the_ring_sums_exactly(workers: int, elements: int, rings: int) -> None:
+    """Also vectors of fewer elements than there are workers; N = 3 is by hand.
+
+    And long ones, for which there are several rings. One worker alone has none.
+    """
+    ramp = 1 + np.arange(elements) % 1000
+    vectors = [10.0**k * ramp for k in range(workers)]
 
     def extra(peer):
-        mine = tf.constant(vectors[peer.index], tf.float32)
         ring = peer.ring
-        return [ring.sum(mine), ring.mean(workers * mine), ring.largest(mine)]
+        with tf.device(ring.device):
+            mine = 10.0**peer.index * tf.cast(1 + tf.range(elements) % 1000, tf.float32)
+        made = [ring.sum(mine), ring.mean(workers * mine), ring.largest(mine)]
+        offsets = [x.op.get_attr("subdiv_offsets") for x in made if workers > 1]
+        assert offsets == [[0] * rings] * len(offsets)
+        return made
 
     with Peers(RING, streams=[[0.0]] * workers, extra=extra) as run:
         found = run.at_once(lambda peer: [peer.session.run(x) for x in peer.extra])

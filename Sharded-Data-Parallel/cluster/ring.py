@@ -9,7 +9,10 @@ from k − 1 and sends to k + 1.
     N − 1 steps   it sends on that chunk, and every one that comes
 
 Each chunk is added up in one order and in one place, so that all workers get the same
-bits. Source: Patarasuk, Yuan, Bandwidth optimal all-reduce algorithms for clusters of
+bits. A long vector is cut in up to eight; each part goes around in a ring of its own,
+all at the same time.
+
+Source: Patarasuk, Yuan, Bandwidth optimal all-reduce algorithms for clusters of
 workstations, JPDC 69(2), 2009.
 """
 
@@ -22,6 +25,10 @@ from cluster.task import Failure
 
 LEADER = "/job:worker/replica:0/task:0"  # who says which workers are in the ring
 GROUP = 1  # the key of the ring: all workers of a run have the same
+# A chunk should not have more bytes: glibc takes memory above 32 MB from the system
+# anew for every message, page by page. And small chunks overlap adding and sending.
+CHUNK = 2 << 20
+RINGS = 8  # the most at one time: more of them gain nothing
 
 
 def traffic(size, workers):
@@ -30,6 +37,14 @@ def traffic(size, workers):
     2 (N − 1) / N of the vector, on average: the chunks may differ by a few elements.
     """
     return 2 * (workers - 1) * size / workers
+
+
+def rings(size, workers):
+    """Returns in how many rings at a time a vector of `size` bytes goes around, 1 to 8.
+
+    It is the same number on all workers, because it follows from the size alone.
+    """
+    return int(min(max(size / workers // CHUNK, 1), RINGS))
 
 
 class Ring:
@@ -61,6 +76,7 @@ class Ring:
     def _reduced(self, tensor, merge, final="Id"):
         if self.workers == 1:
             return tf.identity(tensor)
+        size = (tensor.shape.num_elements() or 0) * tensor.dtype.size
         with tf.device(self.device):
             return tf.raw_ops.CollectiveReduce(
                 input=tensor,
@@ -69,7 +85,8 @@ class Ring:
                 instance_key=next(self.keys),
                 merge_op=merge,
                 final_op=final,
-                subdiv_offsets=[0],
+                # One entry for each ring. 0: it has the workers in their order.
+                subdiv_offsets=[0] * rings(size, self.workers),
                 communication_hint="ring",
             )
 
