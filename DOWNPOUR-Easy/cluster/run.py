@@ -87,7 +87,8 @@ class Run(Training):
         return self
 
     def _wait(self, patience):
-        # A chief that has lost a ps has to dismiss the others, also when all is saved.
+        # A chief that has lost a ps does not end here if the run is over, as LOGDIR
+        # says it: it still has to dismiss the others.
         stays = self.chief and self.session is not None
         self.rendezvous.wait_for_ps(patience, None if stays else self.args)
         if not self.chief:

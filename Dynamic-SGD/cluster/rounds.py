@@ -185,7 +185,7 @@ class Calls:
         began = now = time.monotonic()
         while left > 0:
             size = self.size(left)
-            # Half a call too early is as good as half a call too late.
+            # So a look is at most half a call too early, or too late.
             if now > began and now - began + size * self.seconds / 2 > LOOK:
                 break
             losses, counts, _ = calls[size]()

@@ -128,7 +128,7 @@ def _close(peers):
         try:
             with socket.socket(fileno=os.dup(int(number))) as one:
                 host, port = one.getpeername()[:2]
-                # An IPv4 address in the coat of an IPv6 one is the usual case.
+                # An IPv4 address is usually written as an IPv6 one: ::ffff:1.2.3.4
                 if (host.removeprefix("::ffff:"), port) in peers:
                     one.shutdown(socket.SHUT_RDWR)
         except (OSError, ValueError):

@@ -117,8 +117,9 @@ class Incarnation:
     def beat(self):
         """Returns the operation that is this worker's heartbeat.
 
-        Where none came for so long, ps 0 stood still or its clock jumped, and all that
-        it has heard is of another time. Everybody counts as heard of now.
+        If none came from anybody for STILL seconds, ps 0 stood still or its clock
+        jumped. Then the times that it noted say nothing, and every worker that was
+        ever heard of counts as heard of now.
         """
         with tf.device(self.device):
             now, heard = tf.timestamp(), self.heartbeats.read_value()

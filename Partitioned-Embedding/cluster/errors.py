@@ -32,7 +32,7 @@ def is_of_others(error):
 
 
 def explain(error):
-    """Returns (sentence, exit status); the status holds if it `is_of_others` not.
+    """Returns (sentence, exit status); the status is for one that is not of others.
 
     Of an error in a call the sentence says where its operation was built, if TensorFlow
     has named that.

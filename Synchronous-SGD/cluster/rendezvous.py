@@ -6,8 +6,8 @@ end    every worker reports; the chief collects the reports, but does not wait f
        worker that has long been silent; when it has saved everything it dismisses all.
        Without a chief there is no result, and every task ends as a failure
 
-All of it goes through a session of its own, with a small graph that has the variables
-of the incarnation and nothing else: it answers also where the model is lost.
+All of it goes through a session of its own. Its small graph has the variables of the
+incarnation and nothing else. So it works even when a ps has lost its part of the model.
 """
 
 import os
