@@ -7,7 +7,9 @@
     python tests/faults.py --all               the whole product, of every folder
 
 A cell is a scheme, a task, a fault, a moment, and whether a task may be started again:
-by run.sh, or by hand, each task then on a host of its own. It holds if the run ends in
+by run.sh, or by hand, each task then on a host of its own. Schemes with a ps have two
+ps and two workers, those without one three workers, whose runs are made with
+--min_workers, too ("members"). A cell holds if the run ends in
 time, with the right status and one reason, with counters that are exact, an accuracy as
 undisturbed, no process left, and no line printed again and again. What became of each
 is kept in benchmarks/results/faults.json, of which the table faults.md is made; so the
@@ -40,6 +42,7 @@ import time
 
 import hosts
 import launch
+import moved
 import psutil
 from launch import registry
 
@@ -47,7 +50,11 @@ TASKS = (("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
 FAULTS = ("kill", "term", "stop-10", "stop-60")  # SIGSTOP; seconds later SIGCONT
 MOMENTS = ("start", "middle", "save", "end")
 CUTS = ("kill", "cut-10", "cut")  # by hand: for ten seconds, or for good
-FULL = ("HogWild", "Synchronous-SGD")  # of these every combination is tried
+# Of these every combination is tried, and what is started by hand.
+FULL = ("HogWild", "Synchronous-SGD")
+FULL_PEERS = ("Ring-All-Reduce",)
+BY_HAND = (*FULL, "Ring-All-Reduce", "DiLoCo", "Gossip-SGD")
+MEMBERS = ("Ring-All-Reduce", "Local-SGD", "DiLoCo")  # also with --min_workers
 PATIENCE = 20  # seconds, --patience of a cell
 TIMEOUT = 180  # seconds for a cell
 IMPORT_SECONDS = 3  # of TensorFlow, in each task of a cell
@@ -57,9 +64,19 @@ Cell = collections.namedtuple(
 )
 
 
+def has_ps(folder: str) -> bool:
+    """Says whether the scheme has a ps; if not its workers are peers."""
+    return registry.of(folder).family == "ps"
+
+
+def tasks_of(folder: str) -> list[tuple[str, int]]:
+    """Returns the tasks of a scheme to which something is done."""
+    return [task for task in TASKS if task[0] == "worker" or has_ps(folder)]
+
+
 def product(folder: str) -> list[Cell]:
     """Returns every combination under run.sh."""
-    everything = itertools.product(TASKS, FAULTS, MOMENTS, (True, False))
+    everything = itertools.product(tasks_of(folder), FAULTS, MOMENTS, (True, False))
     return [Cell(folder, *task, *rest) for task, *rest in everything]
 
 
@@ -86,8 +103,14 @@ def by_hand(folder: str) -> list[Cell]:
     kinds = [("kill", True), ("kill", False), ("cut-10", False), ("cut", False)]
     return [
         Cell(folder, *task, fault, "middle", again, "hand")
-        for task, (fault, again) in itertools.product(TASKS, kinds)
+        for task, (fault, again) in itertools.product(tasks_of(folder), kinds)
     ]
+
+
+def members(folder: str) -> list[Cell]:
+    """Returns cells with --min_workers: who is lost may be missed, and comes back."""
+    everything = itertools.product(tasks_of(folder), FAULTS, ("middle", "end"))
+    return [Cell(folder, *task, *rest, True, "members") for task, *rest in everything]
 
 
 def matrix(folders: list[str]) -> list[Cell]:
@@ -99,16 +122,17 @@ def matrix(folders: list[str]) -> list[Cell]:
     chosen = []
     for folder in folders:
         chosen.append(Cell(folder, "disk", 0, "full", "middle", False))
-        if folder in FULL:
-            chosen += product(folder) + by_hand(folder)
-        else:
-            chosen += covering(folder)
+        full = folder in (*FULL, *FULL_PEERS)
+        chosen += product(folder) if full else covering(folder)
+        chosen += by_hand(folder) if folder in BY_HAND else []
+        chosen += members(folder) if folder in MEMBERS else []
     return chosen
 
 
 def tried_folders() -> list[str]:
-    """Returns the folders with a ps, but for the one that has one worker."""
-    return [f for f in registry.folders("ps") if f != "Distributed-Setup"]
+    """Returns the folders with a ps and those of peers, where several workers train."""
+    families = map(registry.folders, ("ps", "peers", "gossip"))
+    return [f for f in itertools.chain(*families) if f != "Distributed-Setup"]
 
 
 def quick() -> list[Cell]:
@@ -130,8 +154,12 @@ def run(cell: Cell, where: pathlib.Path) -> dict:
     flags = ["--save_seconds", "1", "--patience", str(PATIENCE)]
     if "--window" in (copy / registry.script_of(cell.folder)).read_text():
         flags += ["--window", "2"]
+    if cell.way == "members":
+        flags += ["--min_workers", "1"]
     began = time.monotonic()
-    if cell.way == "hand":
+    if cell.way == "hand" and not has_ps(cell.folder):
+        found = peers_one_by_one(cell, copy, logdir, flags)
+    elif cell.way == "hand":
         found = one_by_one(cell, copy, logdir, flags)
     elif cell.fault == "full":
         found = on_a_full_disk(copy, logdir, flags)
@@ -150,7 +178,7 @@ def under_run_sh(
 ) -> dict:
     """Returns dict(struck, status, lines); `struck`: the task was still there."""
     environment = dict(
-        NUM_PS="2",
+        **{"NUM_PS": "2"} if has_ps(cell.folder) else {"NUM_WORKERS": "3"},
         LOGDIR=str(logdir),
         TIMEOUT=str(TIMEOUT),
         MAX_RESTARTS="2" if cell.restarts else "0",
@@ -167,7 +195,7 @@ def under_run_sh(
 def strike(running: launch.Launch, cell: Cell, logdir: pathlib.Path) -> bool:
     """Waits for the moment and does it; says whether the task was still there."""
     marks = {
-        "start": "[ps 0] ps 0 of 2 serves",
+        "start": "[ps 0] ps 0 of 2 serves" if has_ps(cell.folder) else "[worker 0] var",
         "middle": "  loss ",
         "save": "  loss ",
         "end": "step 500/500",
@@ -305,11 +333,56 @@ def one_by_one(
     return dict(struck=True, status=status, lines=lines)
 
 
+def peers_one_by_one(
+    cell: Cell, copy: pathlib.Path, logdir: pathlib.Path, flags: list[str]
+) -> dict:
+    """The same for three workers without a ps; `status` has one for each of them.
+
+    With restarts whoever ends with another status than 0, 1, 2 is started again.
+    """
+    names = [f"worker-{k}" for k in range(3)]
+    flags = [*flags, "--steps", "500", "--slow_workers", "0.05"]
+    flags += ["--logdir", str(logdir)]
+    with hosts.Hosts(*names) as net:
+        begins = [moved.start(net, copy, flags, names, name) for name in names]
+        tasks = [moved.Task(begin) for begin in begins]
+        for task in tasks:
+            task.over = not cell.restarts
+            task.start()
+        training = [task for task in tasks[:2]]
+        moved.wait_for(
+            lambda: all(
+                any("  loss " in line for line in moved.lines_of(task))
+                for task in training
+            ),
+            90,
+        )
+        if cell.fault == "kill":
+            tasks[cell.index].launches[-1].process.kill()
+        else:
+            net.cut(names[cell.index])
+            if cell.fault == "cut-10":
+                time.sleep(10)
+                net.mend(names[cell.index])
+        end = time.monotonic() + TIMEOUT
+        for task in tasks:
+            task.join(max(0, end - time.monotonic()))
+        status = [None if task.is_alive() else task.status for task in tasks]
+        if cell.fault == "kill" and not cell.restarts:
+            status[cell.index] = None
+        for task in tasks:
+            task.over = True
+        lines = [line for task in tasks for line in moved.lines_of(task)]
+    return dict(struck=True, status=status, lines=lines)
+
+
 # --- What is right ------------------------------------------------------------
 
 
 def has_barrier(folder: str) -> bool:
     """Says whether a step of the scheme needs the gradients of so many workers."""
+    if registry.of(folder).family == "peers":
+        return True
     return hasattr(launch.defaults_of(folder), "replicas_to_aggregate")
 
 
@@ -317,7 +390,7 @@ def verdict(found: dict) -> list[str]:
     """Returns what is wrong with what became of a cell, nothing if it holds."""
     cell, lines = found["cell"], found["lines"]
     if cell.way == "hand":
-        wrong = of_hands(found)
+        wrong = (of_hands if has_ps(cell.folder) else of_peers)(found)
     elif cell.fault == "full":
         wrong = of_disks(found)
     else:
@@ -343,7 +416,8 @@ def of_run_sh(found: dict) -> list[str]:
     silent = cell.fault == "stop-60" and needed
     loses = found["struck"] and (silent or not cell.fault.startswith("stop"))
     if status == 0 or cell.restarts or not loses:
-        return ([f"status {status}"] if status else []) + of_result(found["result"])
+        wrong = of_result(found["result"], cell.way == "members")
+        return ([f"status {status}"] if status else []) + wrong
     wrong = []
     expected = {"kill": 137, "term": 143}.get(cell.fault, 138)
     if status != expected:
@@ -385,9 +459,35 @@ def of_hands(found: dict) -> list[str]:
     return wrong + (of_result(found["result"]) if chief == 0 else [])
 
 
-def of_result(result: dict | None) -> list[str]:
-    """Returns what is wrong with the result of a run that ended well."""
+def of_peers(found: dict) -> list[str]:
+    """Without a ps: a ring ends when a worker is lost, replicas that gossip go on."""
+    cell, status = found["cell"], found["status"]
+    ring = has_barrier(cell.folder)
+    if cell.restarts or cell.fault == "cut-10" and not ring:
+        due = [{0}] * 3
+    elif cell.fault == "cut-10":
+        due = [{0, 138}] * 3  # whether somebody misses it within the ten seconds
+    else:
+        due = [{138} if ring or not cell.index else {0} for _ in range(3)]
+        due[cell.index] = {138, None}
+    wrong = [
+        f"worker {k}: status {now}, not {shall}"
+        for k, (now, shall) in enumerate(zip(status, due, strict=True))
+        if now not in shall
+    ]
+    if cell.fault == "cut-10" and len(set(status)) > 1:
+        wrong.append(f"statuses {status}")
+    return wrong + (of_result(found["result"]) if status[0] == 0 else [])
+
+
+def of_result(result: dict | None, members: bool = False) -> list[str]:
+    """Returns what is wrong with the result of a run that ended well.
+
+    Where `members` come and go a round is not of all workers.
+    """
     wrong = launch.wrong_stats(result)
+    if members:
+        wrong = [one for one in wrong if "rounds" not in one]
     if result and result["test_accuracy"] < 0.85:
         wrong.append(f"accuracy {result['test_accuracy']:.3f}")
     return wrong
@@ -399,7 +499,7 @@ def of_result(result: dict | None) -> list[str]:
 def name(cell: Cell) -> str:
     """Returns what a cell is called on the command line and in the file."""
     words = " ".join(map(str, cell[:-2])) + (" restarts" if cell.restarts else " final")
-    return words + (" hand" if cell.way == "hand" else "")
+    return words + (f" {cell.way}" if cell.way != "run.sh" else "")
 
 
 def grid(heads: list[str], rows: list[list[object]]) -> str:
@@ -432,7 +532,16 @@ def tables(kept: dict) -> str:
         rows.append([folder, len(ours), hold, f"{longest} s", "<br>".join(wrong)])
     heads = ["folder", "cells", "hold", "longest", "what does not"]
     parts = ["### Every folder\n", grid(heads, rows)]
-    full = [folder for folder in FULL if folder in folders]
+    parts += full_tables(kept, [f for f in FULL if f in folders])
+    parts += full_tables(kept, [f for f in FULL_PEERS if f in folders])
+    return "\n".join(parts)
+
+
+def full_tables(kept: dict, full: list[str]) -> list[str]:
+    """Returns the tables of schemes of which every combination is tried."""
+    if not full:
+        return []
+    tasks, parts = tasks_of(full[0]), []
     ways = {"yes": True, "no": False}
     rows = [
         [f"{task[0]} {task[1]}", fault, moment]
@@ -441,20 +550,21 @@ def tables(kept: dict) -> str:
             for folder in full
             for again in ways.values()
         ]
-        for task, fault, moment in itertools.product(TASKS, FAULTS, MOMENTS)
+        for task, fault, moment in itertools.product(tasks, FAULTS, MOMENTS)
     ]
     heads = [f"{folder}, restarts: {word}" for folder in full for word in ways]
-    parts += ["### All of two schemes, by `run.sh`\n"]
+    parts += [f"### All of {' and '.join(full)}, by `run.sh`\n"]
     parts += [grid(["task", "fault", "moment", *heads], rows)]
     rows = [
         [f"{cell.job} {cell.index}", cell.fault, "yes" if cell.restarts else "no"]
         + [entry(kept, cell._replace(folder=folder)) for folder in full]
-        for cell in by_hand(FULL[0])
+        for cell in by_hand(full[0])
     ]
+    whose = "ps 0, ps 1, worker 0, worker 1" if has_ps(full[0]) else "the workers"
     parts += ["### The same by hand, each task on a host of its own\n"]
-    parts += ["The statuses are those of ps 0, ps 1, worker 0, worker 1; ·: none.\n"]
+    parts += [f"The statuses are those of {whose}; ·: none.\n"]
     parts += [grid(["task", "fault", "started again", *full], rows)]
-    return "\n".join(parts)
+    return parts
 
 
 def keep(new: dict, folder: pathlib.Path) -> None:
@@ -475,8 +585,9 @@ def write(kept: dict, folder: pathlib.Path) -> None:
         "What became of a run in which a task was killed (kill), told to end (term), "
         "stopped for 10 or 60 s (stop), or cut off from the others (cut), and of one "
         "whose disk was full: whether the cell holds, the status, the seconds.\n"
-        f"A cell is one run of 500 updates with 2 ps, 2 workers and --patience "
-        f"{PATIENCE}; 137, 138 and 143 are the statuses of a task that may not be "
+        "A cell is one run of 500 updates with 2 ps and 2 workers, or with 3 workers "
+        f"where there is no ps, and --patience {PATIENCE}; 137, 138 and 143 are the "
+        "statuses of a task that may not be "
         "started again. Under run.sh a task is a fork of a process that has imported "
         f"TensorFlow, and begins {IMPORT_SECONDS} s later.\n\n"
         "`.venv/bin/python tests/faults.py`, "

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import psutil
@@ -547,3 +548,54 @@ def test_results_without_a_ps(tmp_path: Path) -> None:
     for name in peers.CLAIMS:
         assert "<text" in (tmp_path / f"peers-{name}.svg").read_text()
     assert (tmp_path / "peers.md").read_text() == text
+
+
+# --- Of which code a table is ---------------------------------------------------
+
+
+def git(*words: str) -> str:
+    """Returns what git says; skips the test outside a clone."""
+    done = subprocess.run(
+        ["git", "-C", REPO, *words], capture_output=True, text=True, check=False
+    )
+    if done.returncode and not (REPO / ".git").exists():
+        pytest.skip("no clone: nobody knows the commits")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def of_which_code() -> dict[str, tuple[list[str], list[str]]]:
+    """Returns {section: (commits of its tables, files that they depend on)}.
+
+    They are the section's script and the code of the examples, which a table's numbers
+    belong to. Where a row says "the code of X", that is the commit.
+    """
+    page = (REPO / "benchmarks" / "README.md").read_text()
+    found = {}
+    for row in re.findall(r"^\| \[.*\]\(#.*\) \| 20.* \|$", page, re.MULTILINE):
+        section, _, stored = (cell.strip() for cell in row.strip("|").split("|"))
+        stored = stored.partition("; *before*")[0]
+        commits = re.findall(r"code of (\w{7})", stored)
+        commits = commits or re.findall(r"\b[0-9a-f]{7}\b", stored)
+        name = section[1 : section.index("]")]
+        text = re.split(rf"^##+ {re.escape(name)}$", page, flags=re.MULTILINE)[1]
+        scripts = re.findall(r"benchmarks/(\w+\.py)", re.split(r"^## ", text)[0])
+        files = [f"benchmarks/{script}" for script in scripts[:1]]
+        found[name] = commits, [*files, ":(glob)[A-Z]*/*.py", ":(glob)[A-Z]*/cluster/*"]
+    return found
+
+
+def test_tables_whose_code_has_changed_are_named() -> None:
+    """A warning, no failure: to measure again takes hours of a quiet machine."""
+    sections, old = of_which_code(), {}
+    assert len(sections) > 10
+    for name, (commits, files) in sections.items():
+        assert commits, f"{name}: of which commit is it?"
+        for commit in commits:
+            if git("diff", "--name-only", commit, "HEAD", "--", *files):
+                old[name] = commit
+    if old:
+        said = ", ".join(f"{name} ({commit})" for name, commit in old.items())
+        warnings.warn(
+            f"benchmarks/README.md, tables of older code: {said}", stacklevel=1
+        )

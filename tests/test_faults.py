@@ -582,6 +582,33 @@ def test_two_matrices_keep_what_the_other_has_found(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"faults.json", "faults.md"}
 
 
+@pytest.mark.quick
+def test_every_cell_has_a_name_of_its_own():
+    cells = faults.matrix(faults.tried_folders())
+    assert len({faults.name(cell) for cell in cells}) == len(set(cells)) == len(cells)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("folder", "index", "fault", "status", "holds"),
+    [
+        ("Ring-All-Reduce", 1, "kill", [138, None, 138], True),
+        ("Ring-All-Reduce", 1, "kill", [0, None, 138], False),
+        ("Ring-All-Reduce", 0, "cut", [138, 138, 138], True),
+        ("Ring-All-Reduce", 0, "cut", [138, 138, None], False),
+        ("Ring-All-Reduce", 0, "cut-10", [138, 138, 138], True),
+        ("Ring-All-Reduce", 0, "cut-10", [138, 0, 138], False),
+        ("Gossip-SGD", 0, "kill", [None, 138, 138], True),
+        ("Gossip-SGD", 1, "cut", [138, 138, 0], False),
+    ],
+)
+def test_who_misses_a_lost_peer(folder, index, fault, status, holds):
+    """A ring cannot go on without any of its workers, replicas that gossip can."""
+    cell = faults.Cell(folder, "worker", index, fault, "middle", False, "hand")
+    found = dict(cell=cell, status=status, lines=[], result=None)
+    assert (faults.verdict(found) == []) is holds
+
+
 MATRIX = faults.quick()[: launch.thorough(1, 4)]
 
 
