@@ -221,6 +221,13 @@ AROUND = [
         FAULTS,
         "goes_on_with_the_model",
     ),
+    (
+        "run",
+        "            if self.reason:\n                alive",
+        "            if False:\n                alive",
+        "test_rounds.py",
+        "waits_for_a_model_that_is_alive",
+    ),
     ("run", "self.rendezvous.fail(str(error))", "pass", *DIVERGES),
     ("run", "if self.chief and (failed or self.over):", "if False:", *SHELLS),
     ("rendezvous", "if different:", "if False:", FAULTS, "task_of_another_run"),

@@ -583,6 +583,22 @@ def test_a_restore_ends_the_incarnation_before_it_puts_anything_back(
         assert run.chief.push()[:3] == (1, 0, rounds.APPLIED)
 
 
+@pytest.mark.quick
+def test_after_a_loss_a_worker_waits_for_a_model_that_is_alive(monkeypatch) -> None:
+    """The incarnation that it was in is open until the chief has noticed the loss."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    asked = iter([False, False, True])  # StopIteration if it is asked again
+    args = types.SimpleNamespace(worker_hosts=["a:1"], patience=60)
+    training = types.SimpleNamespace(
+        chief=False, args=args, reason=None, is_alive=lambda session: next(asked)
+    )
+    prepare = importlib.import_module("cluster.run").Run.prepare
+    prepare(training, None)  # nothing was lost: it does not ask
+    training.reason = "a ps is gone"
+    prepare(training, None)
+    assert list(asked) == []
+
+
 def test_the_counters_say_which_step_it_is() -> None:
     """A checkpoint that caught the global step a bit later than the counters."""
     with Run("HogWild") as run:
