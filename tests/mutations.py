@@ -13,6 +13,7 @@ mutations.md is made; the names may be given to several processes.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import copy
@@ -571,7 +572,13 @@ def around() -> tuple[int, list[str]]:
 def main() -> None:
     harness.LIMIT = 15
     of = {"cluster": shared, "around": around}
-    for name in sys.argv[1:] or [*harness.SCHEMES, *of]:
+    parts = [*harness.SCHEMES, *of]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", nargs="*", help=f"one of {', '.join(parts)}")
+    chosen = parser.parse_args().part or parts
+    if unknown := sorted({*chosen} - {*parts}):
+        parser.error(f"{unknown[0]} is not one of {', '.join(parts)}")
+    for name in chosen:
         began = time.monotonic()
         tried, left = of[name]() if name in of else scheme(name)
         print(f"{name}: {tried} changes, {len(left)} not noticed", flush=True)
