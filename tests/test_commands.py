@@ -126,7 +126,9 @@ WAYS = {
         '  exec @python@ "$@" --steps @steps@',
         pytest='exec @python@ -m pytest "$@" --collect-only -q -n 0',
         curve='exec @python@ "$@"',
-        venv='exec @python@ "$@"',
+        # Its own jupyter, which stands before the one below, opens no browser, either.
+        venv='@python@ "$@" || exit\n'
+        '  echo \'jupyter() { [ -f "${@: -1}" ]; }\' >>"${@: -1}/bin/activate"; exit',
         device="--steps @steps@",
         benchmark="--quick",
         other="",
