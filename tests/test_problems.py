@@ -108,6 +108,7 @@ def evaluate(more: str, vector: np.ndarray | None = None) -> tuple:
     module = problem_of(more)
     data = module.load("digits")
     with tf.Graph().as_default(), tf.Session() as session:
+        tf.set_random_seed(1)  # dropout has the same mask in every run
         learning = module.build(data, 64, 0)
         start = learning.start if vector is None else tf.constant(vector)
         tensors, feed = learning.test(start)
