@@ -7,6 +7,7 @@ import collections
 import hashlib
 import json
 import os
+import struct
 import sys
 
 from cluster import tensorflow_v1 as tf
@@ -40,6 +41,27 @@ def checksum(path):
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def number_of_records(path):
+    """Returns how many records a file has.
+
+    Raises ValueError where the length of one leads past the end of the file, for which
+    TensorFlow would ask for as much memory as it claims. Before each record stand its
+    length (uint64) and a checksum (4 bytes), behind it another checksum
+    (TensorFlow, record_writer.h).
+    """
+    number, position, size = 0, 0, os.path.getsize(path)
+    with open(path, "rb") as file:
+        while position < size:
+            file.seek(position)
+            head = file.read(8).ljust(8, b"\xff")
+            position += 8 + 4 + struct.unpack("<Q", head)[0] + 4
+            number += 1
+    if position != size:
+        name = os.path.basename(path)
+        raise ValueError(f"record {number} of {name} ends outside the file")
+    return number
 
 
 def are_there(folder):
@@ -80,6 +102,11 @@ def check(index, files):
             )
         if checksum(path) != entry["sha256"]:
             raise ValueError(f"{entry['file']} has another checksum than in {INDEX}")
+        number = number_of_records(path)
+        if number != entry["examples"]:
+            raise ValueError(
+                f"{entry['file']} has {number} records, not {entry['examples']}"
+            )
 
 
 def count(files):

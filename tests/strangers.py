@@ -502,8 +502,8 @@ ROWS = {
     linked_directory: UNAFFECTED,
     pickled: (2, "not a readable .npz file"),
     long_record: (2, "another checksum than in index.json"),
-    long_record_index: (1, "record"),
-    short_record_index: (1, "record"),
+    long_record_index: (2, "ends outside the file"),
+    short_record_index: (2, "ends outside the file"),
     export_exists: (2, "exists; it stays as it is"),
 }
 AT_A_PORT = {port_scan, garbage, half_open, idle, idle_soft, idle_hard, grpc_client}

@@ -7,6 +7,7 @@ The graphs are built by the program's own functions on an in-process cluster
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import itertools
 import json
@@ -14,6 +15,7 @@ import pathlib
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -670,6 +672,22 @@ def said(capsys, end) -> str:
     return lines[0]
 
 
+def forged(shard: pathlib.Path, how: str, index: str) -> str:
+    """Makes a file's first record lie about its length, or changes nothing in it.
+
+    Returns an index.json with its checksum, or with one example less.
+    """
+    whole, content = json.loads(index), bytearray(shard.read_bytes())
+    (entry,) = (e for e in whole["splits"]["train"] if e["file"] == shard.name)
+    if how == "one less":
+        entry["examples"] -= 1
+    else:
+        content[:8] = struct.pack("<Q", 1 << 40 if how == "long" else 10)
+        shard.write_bytes(content)
+    entry["sha256"] = hashlib.sha256(content).hexdigest()
+    return json.dumps(whole)
+
+
 def spoil(how: str) -> Callable[[pathlib.Path], None]:
     """Returns a function that does something to a folder of records."""
 
@@ -684,6 +702,9 @@ def spoil(how: str) -> Callable[[pathlib.Path], None]:
             shard.write_bytes(content)
         elif how == "missing":
             shard.unlink()
+        elif how in ("long", "short", "one less"):
+            text = forged(shard, how, text)
+            (folder / "index.json").write_text(text)
         elif how == "no json":
             (folder / "index.json").write_text(text[:50])
         elif how == "no splits":
@@ -703,6 +724,9 @@ def spoil(how: str) -> Callable[[pathlib.Path], None]:
         ("truncated", "bytes, "),
         ("flipped", "another checksum than in index.json"),
         ("missing", "train-00001-of-00005.tfrecord is missing"),
+        ("long", "record 1 of train-00001-of-00005.tfrecord ends outside the file"),
+        ("short", "of train-00001-of-00005.tfrecord ends outside the file"),
+        ("one less", " records, not "),
         ("no json", "index.json is not what prepare.py writes"),
         ("no splits", "index.json is not what prepare.py writes"),
         ("version", "of version 7, not 1"),
