@@ -78,6 +78,7 @@ class Live:
         self.run = self.stack.enter_context(of(copy_of(folder, where), *flags))
         self.addresses = [*self.run.ps, *self.run.workers]
         self.tasks: dict[str, launch.Launch] = {}
+        self.before: dict[str, int] = {}  # lines of a task before somebody comes
         self.files = None  # how many files a task may have open: now, and at most
 
     def start(self, *names: str) -> None:
@@ -99,6 +100,8 @@ class Live:
         self.start(*self.all_names())
         for worker in ("worker 0", "worker 1"):
             self.tasks[worker].wait_for("  loss ", 200)
+        # What a slow machine made them say while they started says nothing here.
+        self.before = {name: len(task.lines) for name, task in self.tasks.items()}
 
     def connect(self, address: str, timeout: float = 5) -> socket.socket:
         """Returns a connection that stays open until the run is over."""
@@ -108,7 +111,6 @@ class Live:
 
     def end(self) -> Found:
         """Waits for the end of all tasks; returns what became of them."""
-        before = {n: 0 for n in self.tasks}
         statuses, until = {}, time.monotonic() + TIMEOUT
         for name, task in self.tasks.items():
             try:
@@ -116,7 +118,9 @@ class Live:
             except subprocess.TimeoutExpired:
                 statuses[name] = None
         lines = [
-            f"[{n}] {x}" for n, t in self.tasks.items() for x in t.lines[before[n] :]
+            f"[{name}] {line}"
+            for name, task in self.tasks.items()
+            for line in task.lines[self.before.get(name, 0) :]
         ]
         wrong = []
         if statuses["worker 0"] == 0:
