@@ -1026,6 +1026,25 @@ def test_a_worker_that_dies_while_the_chief_is_busy(back, tmp_path) -> None:
         assert f"lost {where}, and a ring" in chief.lines[-1], chief.output
 
 
+@pytest.mark.quick
+def test_a_worker_waits_for_a_name_that_nobody_knows_yet(monkeypatch) -> None:
+    """Its neighbour has joined, and can only not be reached: that is no lost worker."""
+    peers, done = importlib.import_module("cluster.peers"), []
+    answers = iter([{"b:2"}, {"b:2"}, {"b:2"}, set()])
+    monkeypatch.setattr(peers.ports, "unreachable", lambda _: next(answers))
+    session = types.SimpleNamespace(run=lambda what: done.append(what) or [])
+    monkeypatch.setattr(peers.run.Run, "open_session", lambda _: session)
+    monkeypatch.setattr(peers.ports, "answers", lambda *_: pytest.fail("it has left"))
+    worker, detector = (object.__new__(c) for c in (peers.Run, peers.FailureDetector))
+    detector.dialled = {1: "b:2"}
+    worker.args = types.SimpleNamespace(patience=1, worker_hosts=["a:1", "b:2"])
+    worker.detector, worker.missing = detector, "missing"
+    worker.broadcast, worker.own = "broadcast", "own"
+    assert worker.open_session() is session
+    assert next(answers, None) is None and detector.complete
+    assert done == ["missing", "broadcast", "own"]
+
+
 @pytest.mark.parametrize("late", launch.some([0], [3]))
 def test_a_chief_that_dies_in_the_first_all_reduce(late, tmp_path) -> None:
     """The others wait in it, or are about to: they are told at once, not much later."""

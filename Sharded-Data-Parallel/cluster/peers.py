@@ -89,6 +89,12 @@ class Run(run.Run):
             STARTING * self.args.patience,
         )
         self.detector.complete = True
+        # It has joined, but its name may not be known yet on this worker's host.
+        wait(
+            lambda: not self.detector.unreached_peers(),
+            lambda: self.where([*self.detector.unreached_peers(), 0][0]),
+            STARTING * self.args.patience,
+        )
         session.run(self.broadcast)
         session.run(self.own)
         return session
@@ -166,10 +172,14 @@ class FailureDetector(heartbeat.Heartbeat):
         if self.complete:
             self.lost(0)
 
+    def unreached_peers(self):
+        """Returns the workers from whom this one fetches and whom it cannot reach."""
+        missed = ports.unreachable(self.dialled.values())
+        return [k for k, host in self.dialled.items() if host in missed]
+
     def look(self, session):
         """Looks whether a worker was replaced, lost, silent, or cannot be reached."""
-        missed = ports.unreachable(self.dialled.values())
-        self.missed = [k for k, host in self.dialled.items() if host in missed]
+        self.missed = self.unreached_peers()
         super().look(session)
         silence, owners = session.run(self.signs)
         if not self.complete:
