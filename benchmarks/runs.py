@@ -114,9 +114,9 @@ def ends_cleanly(main):
 
 
 @contextlib.contextmanager
-def process(command, **options):
+def process(command, start=subprocess.Popen, **options):
     """Starts a command in a group of its own, and leaves nothing of it behind."""
-    child = subprocess.Popen(
+    child = start(
         list(map(str, command)),
         stdin=subprocess.DEVNULL,
         start_new_session=True,

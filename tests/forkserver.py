@@ -93,7 +93,7 @@ class Forked(_Forked):
     @staticmethod
     def fork(command, cwd, env, session, three) -> int:
         with _lock:
-            server = _start_server()
+            server = start_server()
             text = json.dumps([command, cwd, env, session]).encode()
             socket.send_fds(server, [len(text).to_bytes(4, "big")], three)
             server.sendall(text)
@@ -101,8 +101,12 @@ class Forked(_Forked):
 
 
 @functools.cache
-def _start_server() -> socket.socket:
-    """Starts this process's server; returns the connection, whose end ends it."""
+def start_server() -> socket.socket:
+    """Starts this process's server; returns the connection, whose end ends it.
+
+    The first Forked calls it; whoever calls it before decides about its stderr, on
+    which TensorFlow says what it finds when it is imported.
+    """
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
     ours, theirs = socket.socketpair()
     subprocess.Popen(

@@ -130,7 +130,7 @@ def test_forks_have_random_numbers_of_their_own(tmp_path):
 def test_the_server_ends_with_the_tests_process():
     code = (
         "import psutil, forkserver\n"
-        "forkserver._start_server()\n"
+        "forkserver.start_server()\n"
         "print(psutil.Process().children()[0].pid)"
     )
     done = subprocess.run(

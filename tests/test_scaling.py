@@ -1,0 +1,335 @@
+"""scaling.py, pays.py and gradients.py: plans, formulas, tables, times of gradients.
+
+Formulas are compared with numbers computed by hand, tables are of made-up results. No
+cluster is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import launch
+import numpy as np
+import pytest
+from harness import tf
+from launch import REPO
+
+pytestmark = pytest.mark.quick
+sys.path.insert(0, str(REPO / "benchmarks"))
+emulated, pays, runs, scaling = map(
+    importlib.import_module, ("emulated", "pays", "runs", "scaling")
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "sentence"),
+    [
+        ("scaling", ["--only", "ring"], "'ring' is not one of rates, ps, start, more"),
+        ("scaling", ["--rounds", "0"], "--rounds: '0' is not a whole number above 0"),
+        ("pays", ["--seeds", "five"], "--seeds: 'five' is not a whole number above 0"),
+        ("pays", ["--rounds", "3"], "unrecognized arguments: --rounds 3"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence(script, flags, sentence) -> None:
+    command = [sys.executable, REPO / "benchmarks" / f"{script}.py", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"{script}.py: ") and sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# --- Plans ------------------------------------------------------------------------
+
+
+def test_the_cells() -> None:
+    """Every row has one worker, from which its perfect line follows."""
+    cells = scaling.plan(scaling.PARTS)
+    assert len({scaling.key(cell) for cell in cells}) == len(cells)
+    counts = {}
+    for cell in cells:
+        row = cell.part, cell.scheme, cell.elements, cell.ps
+        counts.setdefault(row, set()).add(cell.workers)
+    assert all(1 in found and 24 in found for found in counts.values())
+    assert len(counts) == 8 + 4 + 8 + 1  # rates, ps, more, start
+    assert {ps for _, scheme, _, ps in counts if scheme == "HogWild"} == {1, 2, 4}
+    rates = [row for row in counts if row[0] == "rates"]
+    assert all(counts[row] == {1, 2, 4, 8, 16, 24} for row in rates)
+    assert [c.workers for c in scaling.plan(["start"])] == [1, 8, 24]
+    assert {c.workers for c in scaling.plan(scaling.PARTS, quick=True)} == {1, 2}
+
+
+def test_the_rounds_of_a_cell() -> None:
+    cell = scaling.Cell("rates", "HogWild", scaling.SMALL, 1, 24)
+    assert scaling.rounds_of(cell) == 160  # 8 s of 50 ms
+    assert scaling.rounds_of(cell._replace(scheme="AEASGD, T = 4")) == 40
+    assert scaling.rounds_of(cell._replace(elements=scaling.LARGE)) == 60
+    large = cell._replace(elements=scaling.LARGE, workers=8)
+    assert scaling.rounds_of(large) == 112  # 900 / 8
+
+
+def test_the_flags_are_those_of_the_examples() -> None:
+    for scheme in scaling.SCHEMES.values():
+        used = {word for word in scheme.flags if str(word).startswith("--")}
+        assert used <= runs.flags_of(scheme.folder)
+
+
+def test_the_runs_that_are_compared_use_as_many_images() -> None:
+    for part in ("cores", "sleep"):
+        planned = pays.plan([part])
+        for run in planned:
+            each = run.workers if run.folder == pays.SYNC else 1
+            assert run.updates * each * run.batch == pays.IMAGES
+            # A sleep is for an example: shorter for a smaller mini-batch.
+            assert run.sleep == pytest.approx(
+                0.2 * run.batch / 128 if part == "sleep" else 0
+            )
+    names = [pays.key(run, seed) for run in pays.plan(pays.PARTS) for seed in range(5)]
+    assert len(set(names)) == len(names)
+    assert len(pays.plan(pays.PARTS, quick=True)) == 9
+
+
+# --- Formulas ---------------------------------------------------------------------
+
+
+def test_where_a_ps_is_full() -> None:
+    assert scaling.perfect(8, 0.05) == pytest.approx(160)
+    assert scaling.full_at({1: 1.0, 16: 0.79, 8: 0.9, 24: 0.5}) == 16
+    assert scaling.full_at({1: 1.0, 24: 0.8}) is None
+    # 40 workers make 40 / 0.06 = 667 rounds/s, of 3 ms each: 2 seconds a second.
+    assert scaling.cores_full_at(0.06, 0.003, 2) == pytest.approx(40)
+
+
+def test_where_workers_pay() -> None:
+    assert pays.speedup(2, 0.01, 0.01) == 1
+    assert pays.speedup(4, 0.03, 0.01) == pytest.approx(3)
+    assert pays.pays_from(2, 0.01) == 0.01
+    assert pays.pays_from(5, 0.008) == 0.002
+    for n in (2, 4, 8):
+        assert pays.speedup(n, pays.pays_from(n, 0.003), 0.003) == pytest.approx(1)
+        assert pays.speedup(n, 1.01 * pays.pays_from(n, 0.003), 0.003) > 1
+    # Two workers, 100 rounds/s: 20 ms each, of which 15 ms are the gradient.
+    assert pays.rest_of(2, 0.015, 100) == pytest.approx(0.005)
+    assert pays.crossing([0.004, 0.001], [1.5, 0.5]) == pytest.approx(0.002)
+    assert pays.crossing([0.001, 0.004], [1.1, 1.5]) is None
+
+
+def test_the_time_to_an_accuracy() -> None:
+    curve = [(1, 0.5), (2, 0.95), (3, 0.8), (4, 0.9), (5, 0.96), (6, 0.98)]
+    # The means of three: 0.75, 0.883, 0.887, 0.947.
+    assert pays.seconds_to(curve, 0.88) == 4
+    assert pays.seconds_to(curve, 0.9) == 6
+    assert pays.seconds_to(curve, 0.97) is None
+    assert pays.final(curve) == pytest.approx(0.918)
+
+
+def test_only_the_time_in_which_all_make_rounds_counts() -> None:
+    """Two workers of 10 and 5 rounds/s; the second begins a second later."""
+    times = {0: np.r_[0, np.arange(1, 9, 0.1)], 1: np.r_[0, np.arange(2, 7, 0.2)]}
+    samples = [
+        (t, {"ps": 0.1 * t, "worker": 0.4 * t}, 0.7 * t) for t in (2, 3, 4, 5, 6, 7)
+    ]
+    begin, end = emulated.window(samples, times)
+    assert (begin[0], end[0]) == (3, 6)
+    found = scaling.rates(samples, times)
+    assert found["rounds_per_second"] == pytest.approx(15, rel=0.03)
+    assert found["median"] == pytest.approx(0.1) and found["late"] > 0.19
+    assert found["ps_cores"] == pytest.approx(0.1)
+    assert found["other_cores"] == pytest.approx(0.2)
+    assert found["worker_cpu"] == pytest.approx(0.4 / 15, rel=0.03)
+    # In rounds of two gradients.
+    halved = scaling.rates(samples, times, window=2)
+    assert halved["rounds_per_second"] == pytest.approx(7.5, rel=0.07)
+    with pytest.raises(runs.Unfinished, match="too few rounds"):
+        emulated.window(samples[:2], times)
+    measured = pays.pace(times)
+    assert measured["rounds_per_second"] == pytest.approx(15, rel=0.03)
+    assert measured["lap"] == pytest.approx(0.1)
+
+
+# --- Tables -----------------------------------------------------------------------
+
+
+def cell(workers: int, share: float) -> dict:
+    """Returns a made-up result: N workers make this share of N / 60 ms."""
+    return {
+        "rounds_per_second": share * workers / 0.06,
+        "median": 0.06 / share,
+        "late": 0.09 / share,
+        "ps_cores": 0.6,
+        "worker_cores": 1.2,
+        "other_cores": 0.1 * share,
+        "ps_cpu": 0.002,
+        "worker_cpu": 0.004,
+        "first": 10.0,
+        "all": 12.0,
+        "start_cpu": 4.0,
+        "end": 1.5,
+        "memory": {"worker": [6e8, 2e8], "ps": [5e8, 1e8]},
+    }
+
+
+def test_the_tables_of_scaling(tmp_path: Path) -> None:
+    shares = {1: 1.0, 2: 0.99, 4: 0.96, 8: 0.9, 16: 0.75, 24: 0.5}
+    measured = {
+        scaling.key(one): cell(one.workers, shares[one.workers])
+        for one in scaling.plan(scaling.PARTS[:3])
+    }
+    rounds = [measured, measured]
+    text = scaling.markdown(rounds, scaling.PARTS)
+    # 24 / 0.06 / 2 rounds/s of 32 examples are 6,400.
+    assert re.search(r"\| HogWild, 1 ps \| 533 \(100 %\) .*\| 6,400 \(50 %\) \|", text)
+    assert re.search(r"\| AEASGD, T = 4, 1 ps \| 2,133 .*\| 25,600 \(50 %\) \|", text)
+    assert "| HogWild, 4 ps | 533 (100 %) | - | - | 3,840 (90 %) |" in text
+    assert "| Ring-All-Reduce | 60 / 90 | " in text and "| 120 / 180 |" in text
+    # A ps with 2 cores for itself: 2 · 0.06 / 0.002; two ps halve the work of each.
+    assert re.search(r"\| HogWild, 1 ps \| 16 \| 0.60 .*\| 60 \|", text)
+    assert re.search(r"\| HogWild, 2 ps \| 16 \| 0.60 .*\| 120 \|", text)
+    assert re.search(r"\| Ring-All-Reduce \| 16 \| - \| 1.20 .*\| - \|", text)
+    assert re.search(r"\| 24 \| 10.0 \(.*\| 600 .*\| 200 .*\| 1.00 \(", text)
+    assert re.search(r"used 0\.0\d cores meanwhile, 0\.10 at most\.", text)
+    scaling.draw(rounds, tmp_path / "scaling")
+    assert "<text" in (tmp_path / "scaling.svg").read_text()
+    assert "](scaling.svg)" in text
+
+
+def test_scaling_without_results(tmp_path: Path) -> None:
+    assert "###" not in scaling.markdown([], ["rates"])
+    scaling.draw([], tmp_path / "scaling")
+    assert not (tmp_path / "scaling.svg").exists()
+    one = scaling.key(scaling.plan(["rates"])[5])  # 24 workers, and no line to compare
+    text = scaling.markdown([{one: cell(24, 0.5)}], ["rates"])
+    assert "| HogWild, 1 ps | - | - | - | - | - | 6,400 |" in text
+
+
+def test_the_tables_of_pays(tmp_path: Path) -> None:
+    """Made-up runs that are as fast as the formula says, with c = 4 ms."""
+    found, rest = {}, 0.004
+    for seed in range(2):
+        for run in pays.plan(pays.PARTS):
+            gradient = run.sleep or 0.0023 * run.batch
+            alone = run.folder == pays.ALONE
+            lap = gradient + (0 if alone else rest)
+            rounds, last = run.workers / lap, pays.own_rounds(run) * lap
+            curve = [(last * i / 50, min(0.97, 0.2 + 0.02 * i)) for i in range(50)]
+            found[pays.key(run, seed)] = dict(
+                rounds_per_second=rounds, lap=lap, curve=curve, test_accuracy=0.97
+            )
+    text = pays.markdown(found, pays.PARTS)
+    assert text.startswith("Median of 2 seeds")
+    assert "| HogWild, 8 workers of 32 | 54 (54 to 54) |" in text
+    # 0.99 · 0.97; S(8) = 8 · 50 / (50 + 4) over one process.
+    (row,) = re.findall(r"\| HogWild, 8 workers of 32 .*", text)
+    assert "| 96.0 % |" in row and row.endswith(
+        "| 8.00 (8.00 to 8.00) | 7.41 (7.41 to 7.41) |"
+    )
+    assert "| 0.2 | 0.20 | 4.00 | 0.10 | 0.10 |" in text
+    assert "| 20 | 20.00 | 4.00 | 1.67 | 1.67 |" in text
+    assert "t = c(2) / (2 − 1) = 4.00 ms by the formula; measured: 3.98 ms" in text
+    pays.draw(found, tmp_path / "pays")
+    assert "<text" in (tmp_path / "pays.svg").read_text()
+    few = {name: value for name, value in found.items() if "1 worker" in name}
+    text = pays.markdown(few, ["cores"])
+    assert "| HogWild, 1 worker of 64 |" in text and "2 workers" not in text
+    pays.draw({}, tmp_path / "none")
+
+
+# --- Gradients --------------------------------------------------------------------
+
+
+@pytest.fixture
+def gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Returns benchmarks/gradients.py, imported as in a task of worker 3."""
+    launch.reference()
+    options = dict(emulated.OPTIONS, folder=str(tmp_path), warm=2, seconds=0.001)
+    options.update(elements=5000, every=2, cores=2)
+    monkeypatch.setenv("EMULATED", json.dumps(options))
+    kept = []
+    monkeypatch.setattr("os.sched_setaffinity", lambda *given: kept.append(given))
+    monkeypatch.setattr(
+        sys, "argv", ["x.py", "--job_name", "worker", "--task_index", "3"]
+    )
+    monkeypatch.delitem(sys.modules, "gradients", raising=False)
+    module = importlib.import_module("gradients")
+    assert kept == [(0, {1})]
+    module.stay_on_a_core(["x.py", "--job_name", "ps", "--task_index", "1"])
+    module.stay_on_a_core(["x.py"])  # one process
+    assert kept == [(0, {1}), (0, {0})]
+    monkeypatch.setattr(module, "WAIT", 0)
+    return module
+
+
+def test_gradients_are_noted(gradients: types.ModuleType, tmp_path: Path) -> None:
+    """Zero while they warm up, then those of the model, also in the longer vector."""
+    sys.path.insert(0, str(launch.REFERENCE))
+    import problem
+
+    data = problem.load("digits")
+    with tf.Graph().as_default(), tf.Session() as session:
+        learning = gradients.noted(problem.build)(data, 8, 0)
+        vector = tf.placeholder(tf.float32, [5000])
+        images = tf.constant(data.x_train[:8]), tf.constant(data.y_train[:8])
+        loss = learning.loss(vector, images)
+        (gradient,) = tf.gradients(loss, vector)
+        plain = problem.loss(vector[:4810], images, problem.shapes_of(data))
+        (wanted,) = tf.gradients(plain, vector)
+        start = session.run(learning.start)
+        assert start.shape == (5000,) and not start[4810:].any() and start[:64].any()
+        fed = {vector: start}
+        for _ in range(2):
+            assert not session.run(gradient, fed).any()
+        for _ in range(3):
+            assert np.array_equal(*session.run([gradient, wanted], fed))
+        (_, accuracy), more = learning.test(vector)
+        assert 0 <= session.run(accuracy, {**fed, **more}) < 0.5
+    times = np.fromfile(tmp_path / "times-0")
+    assert len(times) == 1 + 3 and (np.diff(times) > 0.0009).all()
+    copies = sorted(tmp_path.glob("weights-*.npy"))
+    assert len(copies) == 2 and np.array_equal(np.load(copies[0]), start[:4810])
+
+
+def test_the_network_of_pays() -> None:
+    """On a core its gradient takes 0.1 s and more; here only that it is one."""
+    problem = types.ModuleType("problem")
+    text = (launch.REFERENCE / "problem.py").read_text() + pays.NETWORK
+    exec(compile(text, "problem.py", "exec"), problem.__dict__)
+    data = problem.load("digits")
+    with tf.Graph().as_default(), tf.Session() as session:
+        learning = problem.build(data, 4, 0)
+        size = sum(int(np.prod(shape)) for shape in problem.shapes_of(data))
+        assert learning.start.shape == (size,) and size == 189_322
+        vector = tf.placeholder(tf.float32, [size])
+        images = tf.constant(data.x_train[:4]), tf.constant(data.y_train[:4])
+        (gradient,) = tf.gradients(learning.loss(vector, images), vector)
+        found = session.run(gradient, {vector: session.run(learning.start)})
+    pieces = np.split(found, np.cumsum([np.prod(s) for s in problem.shapes_of(data)]))
+    assert all(piece.any() for piece in pieces[:-1])
+
+
+def test_a_copy_has_the_hook(tmp_path: Path) -> None:
+    with emulated.prepared("HogWild", "\nMORE = 1\n") as copy:
+        text = (copy / "problem.py").read_text()
+        assert text.endswith("MORE = 1\n" + emulated.HOOK)
+        assert (copy / "gradients.py").is_file() and (copy / "run.sh").is_file()
+    assert not copy.exists()
+    code = emulated.code({"HogWild"})
+    assert code["HogWild"] == runs.fingerprint("HogWild") and len(code) == 2
+
+
+def test_a_run_that_fails_is_one_sentence(monkeypatch) -> None:
+    """Of the jobs of a round: it is named, and the others are made all the same."""
+    args = argparse.Namespace(only=["start"], quick=False, timeout=5)
+
+    def fails(*_, **__):
+        raise runs.Unfinished("HogWild: no end after 5 s")
+
+    monkeypatch.setattr(emulated, "run", fails)
+    job, *_ = scaling.jobs_of(args)
+    with pytest.raises(runs.Unfinished, match="no end after 5 s"):
+        job.make()
