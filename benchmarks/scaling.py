@@ -38,11 +38,8 @@ WORKERS, FEWER, STARTS = (1, 2, 4, 8, 16, 24), (1, 8, 16, 24), (1, 8, 24)
 SMALL, LARGE = 4810, 1_000_000  # parameters
 FULL = 0.8  # of the perfect line
 PARTS = ("rates", "ps", "start", "more")
-TIME, MANY, LEAST = (
-    8.0,
-    900,
-    60,
-)  # seconds of a run; its rounds if P is large: see below
+TIME = 8.0  # seconds of a run
+MANY, LEAST = 900, 60  # rounds of a run if P is large, see `rounds_of`
 # A scheme: its folder, T, flags, and how many rounds make an update: 1, or None for N.
 Scheme = collections.namedtuple("Scheme", "folder window flags rounds")
 SCHEMES = {
