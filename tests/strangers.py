@@ -494,7 +494,7 @@ ROWS = {
     session: UNAFFECTED,
     session_same_name: ANYTHING,
     other_task: (0, "this task is not of the run that"),
-    other_program: (138, ""),
+    other_program: (None, "nothing answers at"),
     foreign_directory: (2, "is not a directory to write in"),
     foreign_log: (2, "Permission denied"),
     foreign_list: (1, "cannot resume from"),
