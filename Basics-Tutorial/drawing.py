@@ -191,3 +191,55 @@ def moments(diary):
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
     plt.show()
+
+
+KINDS = {"pull": BLUE, "gradient": SKY, "push": VERMILION, "all-reduce": PURPLE}
+KINDS.update({"wait": "0.9", "call": GREY})  # call: what is between the rounds
+
+
+def in_time(runs, start, seconds):
+    """What each worker does, in so many seconds: {title: the bars of a simulation}.
+
+    A bar has worker, kind, start and end.
+    """
+    workers = {
+        title: 1 + max(bar.worker for bar in bars) for title, bars in runs.items()
+    }
+    size = (9, 0.6 + sum(0.5 + 0.28 * count for count in workers.values()))
+    ratios = list(workers.values())
+    made, axes = figure(len(runs), size=size, height_ratios=ratios, sharex=True)
+    for ax, (title, bars) in zip(np.atleast_1d(axes), runs.items(), strict=True):
+        for bar in bars:
+            if bar.end > start and bar.start < start + seconds:
+                look = {"color": KINDS[bar.kind], "height": 0.72, "lw": 0}
+                if bar.kind == "wait":
+                    look.update(hatch="////", edgecolor="0.6")
+                left = max(bar.start - start, 0)
+                right = min(bar.end - start, seconds)
+                ax.barh(bar.worker, 1000 * (right - left), left=1000 * left, **look)
+        ax.set_title(title, fontsize=10, loc="left")
+        ax.set(xlim=(0, 1000 * seconds), ylim=(workers[title] - 0.4, -0.6))
+        ax.set_yticks(range(workers[title]))
+        ax.set_ylabel("worker")
+        ax.tick_params(axis="y", length=0)
+        ax.spines["left"].set_visible(False)
+    ax.set_xlabel("milliseconds")
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in KINDS.values()]
+    handles[list(KINDS).index("wait")].set(hatch="////", edgecolor="0.6")
+    made.legend(handles, KINDS, loc="outside lower center", ncols=6, frameon=False)
+    plt.show()
+
+
+def rate_and_limits(counts, simulated, lines, what):
+    """Rounds a second against the number of workers, and the lines that limit them.
+
+    `lines` is {label: the values at `counts`}.
+    """
+    _, ax = figure(size=(7, 3.4))
+    for (label, values), mark in zip(lines.items(), ("--", ":", "-."), strict=False):
+        ax.plot(counts, values, mark, color=DARK, label=label)
+    ax.plot(counts, simulated, "o", color=BLUE, label="simulated")
+    top = 1.25 * max(simulated)
+    ax.set(xlabel="workers N", ylabel=what, ylim=(0, top))
+    ax.legend(frameon=False)
+    plt.show()

@@ -3,7 +3,7 @@
 A network device of the kind TUN gives its packets to a process. This process has one
 in either namespace, and holds every packet for so many seconds before it passes it on;
 there is no limit on how many are on their way, nor, without BITS, on how many a second
-it takes. link.py starts it, as root.
+it takes. link.py starts it, as root; star.py has more than two.
 
     python benchmarks/delay.py NAMESPACE NAMESPACE SECONDS [BITS PER SECOND]
 """
@@ -38,28 +38,38 @@ def device(namespace):
 
 
 def carry(one, other, seconds, bits=None):
-    """Passes packets on between two devices, `seconds` after they came; never ends.
+    """Passes packets on between two devices, `seconds` after they came; never ends."""
+    to = {one: other, other: one}
+    route(to, lambda sender, _: to[sender], seconds, bits)
 
-    With `bits` a packet occupies its direction of the wire for 8 len(packet) / bits
-    seconds, and those behind it wait. None is ever dropped for that.
+
+def route(devices, receiver, seconds, bits=None):
+    """Passes on what each of the devices gets, `seconds` after it came; never ends.
+
+    `receiver(device, packet)` says to which device a packet goes, None: to none. With
+    `bits` a packet occupies the wire to its receiver for 8 len(packet) / bits seconds,
+    and those behind it wait. None is ever dropped for that.
     """
-    free = {one: 0.0, other: 0.0}  # when the wire towards each takes the next packet
+    free = dict.fromkeys(devices, 0.0)  # when the wire to each takes the next packet
     selector = selectors.DefaultSelector()
-    selector.register(one, selectors.EVENT_READ, other)
-    selector.register(other, selectors.EVENT_READ, one)
+    for one in devices:
+        selector.register(one, selectors.EVENT_READ)
     waiting, count = [], itertools.count()  # a heap: due, number, to whom, packet
     while True:
         pause = max(0, waiting[0][0] - time.monotonic()) if waiting else None
         for key, _ in selector.select(pause):
             packet, now = os.read(key.fd, PACKET), time.monotonic()
+            other = receiver(key.fd, packet)
+            if other is None:
+                continue
             if bits:
-                free[key.data] = max(free[key.data], now) + 8 * len(packet) / bits
-                now = free[key.data]
-            heapq.heappush(waiting, (now + seconds, next(count), key.data, packet))
+                free[other] = max(free[other], now) + 8 * len(packet) / bits
+                now = free[other]
+            heapq.heappush(waiting, (now + seconds, next(count), other, packet))
         while waiting and waiting[0][0] <= time.monotonic():
-            _, _, receiver, packet = heapq.heappop(waiting)
+            _, _, other, packet = heapq.heappop(waiting)
             with contextlib.suppress(OSError):  # it is down: a packet that is lost
-                os.write(receiver, packet)
+                os.write(other, packet)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ case ${1##*/} in
   @scripts@) @scheme@ ;;
   towers.py | mirrored.py) exec @python@ "$@" @device@ ;;
   copies.py | registry.py | setup.py | ports.py | -*) exec @python@ "$@" ;;
+  cost_model.py) exec @python@ "$@" ;;
   curve.py | timeline.py | notebooks.py) @curve@ ;;
 esac
 case " $* " in *" --write-readme "*) exec @python@ "$@" ;; esac

@@ -125,12 +125,12 @@ def test_all_are_in_the_readme():
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     table = [line for line in readme.splitlines() if line.startswith("|")]
     linked = re.findall(r"\]\(([^)]+\.ipynb)\)", "\n".join(table))
-    assert len(NAMES) == 12
+    assert len(NAMES) == 13
     assert sorted(linked) == sorted(NAMES)
 
 
 def test_one_exercise_runs_in_three_kernels():
-    assert sorted(len(group) for group in GROUPS) == 9 * [1] + [3]
+    assert sorted(len(group) for group in GROUPS) == 10 * [1] + [3]
     assert sorted(path for group in GROUPS for path in group) == PATHS
 
 

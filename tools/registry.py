@@ -57,7 +57,7 @@ EXAMPLES = [
         None,
         "Start here",
         None,
-        "twelve notebooks explain servers, sessions and placement.",
+        "thirteen notebooks explain servers, sessions, placement and costs.",
         "notebooks",
         "–",
         "–",
