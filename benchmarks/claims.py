@@ -93,9 +93,10 @@ SIMULATED_RATE = {1: 0.8, 2: 0.8, 4: 0.4, 8: 0.2}
 
 # A run: what it is called, the example, its flags, its workers, a guess of its
 # seconds, and (old, new) where it runs a copy of the script with one text replaced.
-# With a tuple of numbers of workers it is begun once for each, see `in_turn`.
+# With a tuple of numbers of workers it is begun once for each, see `in_turn`. `more`
+# are files for the copy, as `runs.variant` has them.
 Run = namedtuple(
-    "Run", "part label x folder flags workers cost change", defaults=[None]
+    "Run", "part label x folder flags workers cost change more", defaults=[None, None]
 )
 # Seeds of each cell: five for lines with a band, three for whether a rate trains.
 SEEDS = {"window": 5, "rate": 3}
@@ -358,12 +359,22 @@ class Cache:
         flags = " ".join(map(str, run.flags))
         changed = f"  # with {' '.join(run.change[1].split())}" if run.change else ""
         workers = ",".join(map(str, numbers(run)))
-        return f"NUM_WORKERS={workers} bash {run.folder}/run.sh {flags}{changed}"
+        files = (run.more or {}).items()
+        added = [
+            f"{path.name} >> {name}; " for name, path in files if path.name != name
+        ]
+        command = f"NUM_WORKERS={workers} bash {run.folder}/run.sh {flags}"
+        return "".join(added) + command + changed
+
+    @staticmethod
+    def code(run):
+        """Returns the hash of the code of a run."""
+        return runs.fingerprint(run.folder, *([run.more] if run.more else []))
 
     def get(self, run):
         """Returns the result of a run, None if it is not there or of other code."""
         entry = self.runs.get(self.key(run))
-        if entry and entry["code"] == runs.fingerprint(run.folder):
+        if entry and entry["code"] == self.code(run):
             return entry["result"]
         return None
 
@@ -380,8 +391,8 @@ class Cache:
 
     def put(self, run, result):
         """Keeps the result of a run, on disk at once."""
-        code = runs.fingerprint(run.folder)
-        self.runs[self.key(run)] = {"code": code, "result": result}
+        entry = {"code": self.code(run), "result": result}
+        self.runs[self.key(run)] = entry
         runs.write_json(self.path, self.runs)
 
 
@@ -391,7 +402,7 @@ def measure(planned, cache, timeout, ps=1, logs=None):
     `ps` None is as many as the example's own run.sh starts. `logs`, by part, reads
     what is in LOGDIR after a run; see runs.run_example.
     """
-    logs = logs or {"bound": rounds_of}
+    logs = {"bound": rounds_of} if logs is None else logs
     progress = runs.Progress([0 if cache.get(run) else run.cost for run in planned])
     for run in planned:
 
@@ -401,6 +412,7 @@ def measure(planned, cache, timeout, ps=1, logs=None):
 
         def make(run=run):
             more = {"logs": logs[run.part]} if run.part in logs else {}
+            more |= {"more": run.more} if run.more else {}
             if isinstance(run.workers, tuple):
                 return in_turn(run, timeout, ps, **more)
             return runs.run_example(

@@ -155,23 +155,28 @@ def environment(**changes):
 
 
 @contextlib.contextmanager
-def variant(source, change):
-    """Gives the folder to run: `source` itself, or a copy with one text replaced.
+def variant(source, change, more=None):
+    """Gives the folder to run: `source` itself, or a changed copy.
 
-    `change` is (old, new) and `old` stands exactly once in the script.
+    `change` is (old, new) and `old` stands exactly once in the script. `more` is {name
+    of a file in the copy: a path}: the bytes of the path are put at the file's end.
     """
-    if not change:
+    if not change and not more:
         yield source
         return
-    old, new = change
     with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
         copy = pathlib.Path(parent, source.name)
         shutil.copytree(source, copy, ignore=shutil.ignore_patterns("logdir", "__py*"))
-        script = copy / registry.script_of(source.name)
-        text = script.read_text()
-        if text.count(old) != 1:
-            raise Unfinished(f"{source.name}: {old!r} is not once in {script.name}")
-        script.write_text(text.replace(old, new))
+        for name, path in (more or {}).items():
+            with open(copy / name, "ab") as file:
+                file.write(path.read_bytes())
+        if change:
+            old, new = change
+            script = copy / registry.script_of(source.name)
+            text = script.read_text()
+            if text.count(old) != 1:
+                raise Unfinished(f"{source.name}: {old!r} is not once in {script.name}")
+            script.write_text(text.replace(old, new))
         yield copy
 
 
@@ -212,12 +217,14 @@ def run_example(
     variables=(),
     logs=None,
     logdir=None,
+    more=None,
 ):
     """Runs an example by its run.sh; returns result.json and what the clock said.
 
-    `change` is as `variant` has it, `root` where the folder is, `variables` a dict for
-    the environment; `logs(logdir)` returns a dict, of what is in the tasks' log files,
-    that is added to the result. With a `logdir` the run is in it, and leaves it there.
+    `change` and `more` are as `variant` has them, `root` where the folder is,
+    `variables` a dict for the environment; `logs(logdir)` returns a dict, of what is in
+    the tasks' log files, that is added to the result. With a `logdir` the run is in it,
+    and leaves it there.
 
     Added to result.json: `first_step`, seconds from `bash run.sh` to the first
     update; `end`, seconds from the last update to the exit of run.sh. Training that
@@ -232,11 +239,13 @@ def run_example(
     with contextlib.ExitStack() as stack:
         if not kept:
             stack.callback(shutil.rmtree, logdir, ignore_errors=True)
-        source = stack.enter_context(variant(root / folder, change))
+        source = stack.enter_context(variant(root / folder, change, more))
         command = ["bash", source / "run.sh"]
         command += flags
         began = time.monotonic()
-        with process(command, env=env, **pipes) as child:
+        # The added files are found by their names.
+        where = source if more else None
+        with process(command, env=env, cwd=where, **pipes) as child:
             reader = Lines(child.stdout)
             try:
                 child.wait(timeout + 30)  # run.sh ends itself before
@@ -285,17 +294,22 @@ def run_script(script, *flags, timeout=TIMEOUT):
     return json.loads(out.splitlines()[-1])
 
 
-def fingerprint(folder):
+def fingerprint(folder, more=None):
     """Returns a short hash of an example's code: a result is of this code only.
 
-    Comments and docstrings, which no run can feel, are not in it.
+    Comments and docstrings, which no run can feel, are not in it. `more` is as
+    `variant` has it.
     """
     digest = hashlib.sha256()
     source = REPO / folder
-    for pattern in ("*.py", "cluster/*.py", "run.sh"):
-        for path in sorted(source.glob(pattern)):
-            text = path.read_text()
-            digest.update((bare(text) if path.suffix == ".py" else text).encode())
+    paths = [
+        path
+        for pattern in ("*.py", "cluster/*.py", "run.sh")
+        for path in sorted(source.glob(pattern))
+    ]
+    for path in [*paths, *(more or {}).values()]:
+        python = path.suffix == ".py"
+        digest.update(bare(path.read_text()).encode() if python else path.read_bytes())
     return digest.hexdigest()[:12]
 
 
