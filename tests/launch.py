@@ -348,7 +348,9 @@ def wrong_stats(result: dict | None) -> list[str]:
         wrong.append(f"{steps} steps, not {flags['steps']}")
     if rounds != each * steps + result["gradients_dropped"]:
         wrong.append(f"{rounds} rounds, {result['gradients_dropped']} dropped")
-    if result["examples"] != flags["batch_size"] * flags.get("window", 1) * rounds:
+    # A round of DiLoCo with --fragments ends when one of them is exchanged.
+    steps_alone = flags.get("window", 1) // flags.get("fragments", 1)
+    if result["examples"] != flags["batch_size"] * steps_alone * rounds:
         wrong.append(f"{result['examples']} examples")
     return wrong
 

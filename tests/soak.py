@@ -102,16 +102,15 @@ def draw(seed: int, number: int) -> Case:
     if "replicas_to_aggregate" in known and family == "ps":
         flags += ["--replicas_to_aggregate", str(rng.randint(1, workers))]
     if "fragments" in known and window >= 5 and rng.random() < 0.3:
-        flags += ["--fragments", "2"]
+        flags += ["--fragments", "2"] if window % 2 == 0 else []
     for name, values in OWN.items():
         if name in known:
             flags += [f"--{name}", rng.choice(values)]
     sleeps = ["0", "0", "0.001"] + ["0.02"] * (0.02 * steps * window <= SLOWEST)
     if rng.random() < 0.5:
-        flags += [
-            "--slow_workers",
-            ",".join(rng.choice(sleeps) for _ in range(workers)),
-        ]
+        slow = ",".join(rng.choice(sleeps) for _ in range(workers))
+        # A stage of a pipeline cannot be made slow, and says so.
+        flags += ["--slow_workers", slow] if folder != "Model-Parallelism" else []
     flags += ["--save_seconds", rng.choice(["0.3", "1", "30"])]
     job = rng.choice(["ps", "worker"]) if ps else "worker"
     victim = job, rng.randrange(ps if job == "ps" else workers)
