@@ -661,6 +661,20 @@ def test_parts_are_saved_whole_and_resumed_by_another_number_and_stage(tmp_path)
     np.testing.assert_allclose(saved.get_tensor("center"), found)
 
 
+@pytest.mark.quick
+def test_parts_that_cannot_be_saved_leave_no_folder(tmp_path) -> None:
+    """On a full disk each save fails, and would leave one."""
+    sharded = importlib.import_module("cluster.sharded")
+
+    class Full:
+        def save(self, *_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError):
+        sharded.Saver(Full(), None).save(None, str(tmp_path / "model"), 7)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("half", ["reduce_scatter", "all_gather"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_without_one_half_of_the_all_reduce(half: str, stage: int, monkeypatch) -> None:

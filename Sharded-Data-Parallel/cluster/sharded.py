@@ -7,6 +7,7 @@ whole there, and another number of workers or another --stage can go on with it.
 """
 
 import os
+import shutil
 import threading
 
 from cluster import membership
@@ -151,8 +152,11 @@ class Saver:
             dict(write_meta_graph=False, write_state=False),
         )
         os.makedirs(folder, exist_ok=True)
-        first = self.own.save(session, os.path.join(folder, "chief"), **options)
-        self.parts.save(folder, path, first)
+        try:
+            first = self.own.save(session, os.path.join(folder, "chief"), **options)
+            self.parts.save(folder, path, first)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # a full disk leaves it there
         self.kept = [*(old for old in self.kept if old != path), path]
         for old in self.kept[:-KEPT]:
             tf.train.remove_checkpoint(old)
