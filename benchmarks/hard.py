@@ -320,7 +320,7 @@ def cells_figure(found, path):
     axes.set_xticks(range(0, 101, 20))
     axes.axvline(100 * figures.CHANCE, color=figures.GREY, lw=0.8, ls=":")
     axes.set_xlabel("test accuracy, %")
-    axes.set_title("MNIST-1D: the middle seed, from worst to best; dotted: chance")
+    axes.set_title("MNIST-1D: middle seed, worst to best; dotted: chance")
     figures.save(figure, path)
 
 
