@@ -340,6 +340,7 @@ def wrong_stats(result: dict | None) -> list[str]:
     flags, steps = result["flags"], result["global_steps"]
     rounds = sum(result["rounds_per_worker"].values())
     each = flags.get("replicas_to_aggregate", 1)
+    each = each if flags.get("issync", True) else 1
     family = registry.of(result["scheme"]).family
     if family == "peers" or flags.get("asynchronous") is False:
         each = result["workers"]  # every worker makes every round
