@@ -266,7 +266,8 @@ def table(done: list[Found], minutes: float) -> str:
         ),
     )
     row("what is wrong", lambda f: "; ".join(verdict(f)) or "nothing")
-    return "\n".join(lines) + "\n"
+    picture = "![memory of each task against time](long_run.svg)"
+    return "\n".join([*lines, "", picture]) + "\n"
 
 
 def draw(done: list[Found], path: pathlib.Path) -> None:
@@ -311,7 +312,7 @@ def main() -> int:
         args.write.write_text(text)
         kept = [dataclasses.asdict(found) for found in done]
         args.write.with_suffix(".json").write_text(json.dumps(kept) + "\n")
-        draw(done, args.write.with_suffix(""))
+        draw(done, args.write.with_name("long_run"))
     return int(any(verdict(found) for found in done))
 
 
