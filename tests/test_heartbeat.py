@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -200,6 +201,26 @@ def test_what_closing_a_lost_session_raises_is_in_the_log(
     screen = capsys.readouterr().err
     assert "SessionCloseThread" not in screen and "thread another" in screen
     assert caplog.text.count("ValueError: ") == 1
+
+
+@pytest.mark.parametrize("error", ["UnavailableError", "DeadlineExceededError"])
+def test_a_worker_that_is_cut_off_as_it_joins_asks_again(error, monkeypatch) -> None:
+    """It is no error of its own that ps 0, which has just answered, does not now."""
+    one = rendezvous.Rendezvous.__new__(rendezvous.Rendezvous)
+    one.args, one.me, one.host = types.SimpleNamespace(task_index=1), 1, "here"
+    one.fingerprint, one.others = "{}", "others"
+    told, asked = (b"{}", [b"", b""], [0.0, 0.0]), []
+
+    def ask(_: object) -> tuple:
+        asked.append(1)
+        if len(asked) < 3:
+            raise getattr(rendezvous.tf.errors, error)(None, None, "no answer in 5 s")
+        return told
+
+    one.is_open = lambda: True
+    one.session = lambda: contextlib.nullcontext(types.SimpleNamespace(run=ask))
+    one.compare()
+    assert len(asked) == 3
 
 
 def test_nobody_waits_for_the_report_of_a_worker_that_is_gone(clock, capsys) -> None:

@@ -119,8 +119,11 @@ class Rendezvous:
         """Ends the program if the run is another one, or has this worker already."""
         until = time.monotonic() + GONE
         while self.is_open():
-            with self.session() as session:
-                theirs, owners, silence = session.run(self.others)
+            try:
+                with self.session() as session:
+                    theirs, owners, silence = session.run(self.others)
+            except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
+                continue  # it has stopped answering just now
             different = difference(self.fingerprint, theirs.decode())
             if different:
                 job, _ = next(iter(self.serving))
