@@ -62,7 +62,7 @@ GROWS = "CONTRIBUTING.md"  # whose commands and diffs make a folder, one after t
 # What git ignores, and the notebooks, whose outputs a command stores again.
 MAY_CHANGE = re.compile(
     r"(.*/)?((\.venv|\.ruff_cache|\.pytest_cache|\.hypothesis|logdir)/|\.venv\.lock$)"
-    r"|Basics-Tutorial/.*\.ipynb$"
+    r"|Basics-Tutorial/.*\.ipynb$|benchmarks/data/"
 )
 # Blocks that run in every test run, the others with THOROUGH=1: (page, number).
 RUN = {("HogWild/README.md", 1), ("Non-Distributed-Setup/README.md", 1)}
@@ -85,7 +85,7 @@ case ${1##*/} in
   @scripts@) @scheme@ ;;
   towers.py | mirrored.py) exec @python@ "$@" @device@ ;;
   copies.py | registry.py | setup.py | ports.py | -*) exec @python@ "$@" ;;
-  cost_model.py) exec @python@ "$@" ;;
+  cost_model.py | hard_data.py) exec @python@ "$@" ;;
   curve.py | timeline.py | notebooks.py) @curve@ ;;
 esac
 case " $* " in *" --write-readme "*) exec @python@ "$@" ;; esac
