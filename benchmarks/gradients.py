@@ -69,8 +69,8 @@ class Notes:
         if self.count <= OPTIONS["warm"]:
             time.sleep(OPTIONS["seconds"])
             if self.count == OPTIONS["warm"]:
-                self.here.touch()
                 time.sleep(WAIT)
+                self.here.touch()
                 while len(list(FOLDER.glob("ready-*"))) < self.workers:
                     time.sleep(0.01)
             return np.float32(0)

@@ -156,8 +156,8 @@ def cost(run):
 
 
 @functools.cache
-def tester(more):
-    """Returns the function that gives the test accuracy of a vector of weights."""
+def tester(more, data="digits"):
+    """Returns the function that gives test loss and accuracy of a vector of weights."""
     source = runs.REPO / ALONE
     sys.path.insert(0, str(source))
     tf = importlib.import_module("cluster.tensorflow_v1")
@@ -165,14 +165,15 @@ def tester(more):
     code = compile((source / "problem.py").read_text() + more, "problem.py", "exec")
     exec(code, problem.__dict__)
     with emulated.silence(), tf.Graph().as_default():
-        learning = problem.build(problem.load("digits"), 1, 0)
+        learning = problem.build(problem.load(data), 1, 0)
         vector = tf.placeholder(tf.float32, learning.start.shape)
-        (_, accuracy), feed = learning.test(vector)
+        tensors, feed = learning.test(vector)
         session = tf.Session()
 
     def test(weights):
         with emulated.silence():
-            return float(session.run(accuracy, {**feed, vector: weights}))
+            found = session.run(tensors, {**feed, vector: weights})
+        return tuple(map(float, found))
 
     return test
 
@@ -202,7 +203,7 @@ def measure(run, seed, args):
     begun, found = min(each[1] for each in times.values()), []
     if learns:
         test = tester(more)
-        found = [[when - begun, test(weights)] for when, weights in result["weights"]]
+        found = [[when - begun, test(one)[1]] for when, one in result["weights"]]
     return {**pace(times), "curve": found, "test_accuracy": result["test_accuracy"]}
 
 

@@ -26,6 +26,7 @@ import os
 import pathlib
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 
@@ -162,26 +163,10 @@ def train(cell, setup, steps, timeout):
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(star.Star([*ps, *workers], bits, seconds))
         script, flags = stack.enter_context(example(cell.scheme, cell.parameters))
-        lists = {"--worker_hosts": workers, **({"--ps_hosts": ps} if ps else {})}
-        for flag, names in lists.items():
-            flags += [flag, ",".join(f"{hosts.address[n]}:{PORT}" for n in names)]
-        env = runs.environment(PYTHONDONTWRITEBYTECODE=1, CUDA_VISIBLE_DEVICES="")
-        # A gradient that sleeps is to take no thread from the messages.
-        env["TF_NUM_INTEROP_THREADS"] = "8"
-        tasks = {}
-        for name in [*ps, *workers]:
-            log = stack.enter_context(tempfile.TemporaryFile("w+"))
-            who = ["--job_name", name.rstrip("0123456789")] if ps else []
-            who += ["--task_index", name.lstrip("pswoker")]
-            command = [*hosts.inside[name], runs.PYTHON, script, *who, *flags]
-            command += flags_of(setup, steps)
-            pipes = {"stdout": log, "stderr": log, "text": True}
-            if name == "worker0":
-                pipes["stdout"] = -1  # a pipe
-            task = stack.enter_context(runs.process(command, env=env, **pipes))
-            tasks[name] = (task, log)
+        words = [*flags, *flags_of(setup, steps)]
+        tasks = begin(stack, hosts, script, [*ps, *workers], words)
         lines = runs.Lines(tasks["worker0"][0].stdout)
-        looks = _watch(tasks, timeout, name_of(cell))
+        looks = watch(tasks, timeout, name_of(cell))
         lines.join(5)
         folder = pathlib.Path(flags[flags.index("--logdir") + 1])
         result = json.loads((folder / "result.json").read_text())
@@ -208,12 +193,50 @@ def train(cell, setup, steps, timeout):
     }
 
 
-def _watch(tasks, timeout, what):
-    """Waits for the chief's end; returns [(time, {task: its processor seconds})]."""
+def begin(stack, hosts, script, names, flags, where=None, variables=None):
+    """Starts the tasks of an example; returns {name: (process, file of its log)}.
+
+    `names` are ps0, ps1, .. and worker0, worker1, ..; a task is on the host of its
+    name, or on the one that `where` has for it. `variables` is {name: {variable:
+    value}}, more of its environment. What worker 0 prints goes into a pipe. They end
+    with the ExitStack `stack`.
+    """
+    on = {name: (where or {}).get(name, name) for name in names}
+    at = {n: f"{hosts.address[on[n]]}:{PORT + k}" for k, n in enumerate(names)}
+    lists = {
+        job: ",".join(at[name] for name in names if name.startswith(job))
+        for job in ("ps", "worker")
+    }
+    flags = [*flags, "--worker_hosts", lists["worker"]]
+    flags += ["--ps_hosts", lists["ps"]] if lists["ps"] else []
+    env = runs.environment(PYTHONDONTWRITEBYTECODE=1, CUDA_VISIBLE_DEVICES="")
+    # A gradient that sleeps is to take no thread from the messages.
+    env["TF_NUM_INTEROP_THREADS"] = "8"
+    tasks = {}
+    for name in names:
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))
+        who = ["--job_name", name.rstrip("0123456789")] if lists["ps"] else []
+        who += ["--task_index", name.lstrip("pswoker")]
+        command = [*hosts.inside[on[name]], runs.PYTHON, script, *who, *flags]
+        pipes = {"stdout": log, "stderr": log, "text": True}
+        if name == "worker0":
+            pipes["stdout"] = subprocess.PIPE
+        pipes["env"] = {**env, **(variables or {}).get(name, {})}
+        task = stack.enter_context(runs.process(command, **pipes))
+        tasks[name] = (task, log)
+    return tasks
+
+
+def watch(tasks, timeout, what, over=lambda: False):
+    """Waits for the chief's end; returns [(time, {task: its processor seconds})].
+
+    It also ends when `over()` is true, and then the tasks still run. Raises
+    runs.Unfinished if a task fails, or if it takes longer than `timeout` seconds.
+    """
     looks, end = [], time.monotonic() + timeout
     chief = tasks["worker0"][0]
     known = {name: psutil.Process(task.pid) for name, (task, _) in tasks.items()}
-    while chief.poll() is None:
+    while chief.poll() is None and not over():
         seen = {}
         for name, process in known.items():
             with contextlib.suppress(psutil.Error):

@@ -8,7 +8,8 @@ cable has either a rate or a delay:
             every packet, see delay.py
 
 With neither a cable is as fast as the machine. Needs Linux, root, and the commands `ip`
-and `tc` of iproute2. predictions.py uses it. Alone it prints what a star really has:
+and `tc` of iproute2. predictions.py and clusters.py use it. Alone it prints what a star
+really has:
 
     sudo .venv/bin/python benchmarks/star.py --bits 100e6
     sudo .venv/bin/python benchmarks/star.py --seconds 0.01

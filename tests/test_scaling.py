@@ -294,6 +294,21 @@ def test_gradients_are_noted(gradients: types.ModuleType, tmp_path: Path) -> Non
     assert len(copies) == 2 and np.array_equal(np.load(copies[0]), start[:4810])
 
 
+def test_all_workers_go_on_at_the_same_moment(
+    gradients: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker is ready when its wait is over, so that the others do not go before."""
+    slept, ready = [], tmp_path / "ready-1"
+    clock = types.SimpleNamespace(monotonic=lambda: 7.0)
+    clock.sleep = lambda seconds: slept.append((seconds, ready.exists()))
+    monkeypatch.setattr(gradients, "time", clock)
+    monkeypatch.setattr(gradients, "WAIT", 3.5)
+    notes = gradients.Notes(1, 1)
+    for _ in range(2):  # as many as warm up
+        notes(np.zeros(1, np.float32))
+    assert slept == [(0.001, False), (0.001, False), (3.5, False)] and ready.exists()
+
+
 def test_the_network_of_pays() -> None:
     """On a core its gradient takes 0.1 s and more; here only that it is one."""
     problem = types.ModuleType("problem")
