@@ -5,6 +5,7 @@ folded solution after it; the three-kernel exercise runs as three kernels at onc
 Afterwards no process, open port or file may be left.
 """
 
+import contextlib
 import copy
 import json
 import re
@@ -195,13 +196,8 @@ class Watch:
         while not self.stop.wait(0.1):
             for process in set(this.children(recursive=True)) - self.before:
                 self.processes.add(process)
-                try:
-                    sockets = process.net_connections(kind="tcp")
-                except psutil.Error:
-                    continue
-                self.ports |= {
-                    s.laddr.port for s in sockets if s.status == psutil.CONN_LISTEN
-                }
+                with contextlib.suppress(psutil.Error):
+                    self.ports |= listened_on(process)
 
     def __enter__(self):
         self.thread.start()
@@ -213,7 +209,15 @@ class Watch:
 
     def left(self):
         _, alive = psutil.wait_procs(self.processes, timeout=5)
-        return alive, [port for port in self.ports if listens(port)]
+        # A child that has just been forked still has the servers of this process.
+        ports = self.ports - listened_on(psutil.Process())
+        return alive, [port for port in ports if listens(port)]
+
+
+def listened_on(process):
+    """Returns the ports on which a process listens."""
+    sockets = process.net_connections(kind="tcp")
+    return {s.laddr.port for s in sockets if s.status == psutil.CONN_LISTEN}
 
 
 def listens(port):
