@@ -246,8 +246,8 @@ def measure(label, name, seed, args):
         tasks = predictions.begin(stack, made, script, names, flags, where, variables)
         runs.Lines(tasks["worker0"][0].stdout)  # reads them, so that the pipe is empty
         curve = Curve(notes, test, args.limit)
+        key = key_of(label, name, seed)
         try:
-            key = key_of(label, name, seed)
             predictions.watch(tasks, args.timeout + args.limit, key, curve.over)
         except runs.Unfinished as error:
             if "training diverged" in str(error):

@@ -57,12 +57,12 @@ Cell = collections.namedtuple("Cell", "part scheme elements ps workers")
 
 def plan(only, quick=False):
     """Returns the cells of the chosen parts."""
-    sizes, alone = (SMALL, LARGE), ("Synchronous-SGD", "AEASGD, T = 4")
+    sizes, others = (SMALL, LARGE), ("Synchronous-SGD", "AEASGD, T = 4")
     cells = []
     for scheme in SCHEMES:
         ps = 0 if scheme == "Ring-All-Reduce" else 1
         cells += [Cell("rates", scheme, p, ps, n) for p in sizes for n in WORKERS]
-    for part, schemes in (("ps", ["HogWild"]), ("more", alone)):
+    for part, schemes in (("ps", ["HogWild"]), ("more", others)):
         cells += [
             Cell(part, scheme, p, ps, n)
             for scheme in schemes
@@ -73,8 +73,8 @@ def plan(only, quick=False):
     cells += [Cell("start", "HogWild", SMALL, 1, n) for n in STARTS]
     cells = [cell for cell in cells if cell.part in only]
     if quick:
-        cells = [cell for cell in cells if cell.workers == 2 or cell.part == "start"]
-        cells = [cell for cell in cells if cell.workers <= 2]
+        few = {part: 1 if part == "start" else 2 for part in PARTS}
+        cells = [cell for cell in cells if cell.workers == few[cell.part]]
     return cells
 
 
@@ -230,6 +230,7 @@ def shares_of(rounds, row):
 
 
 def label(scheme, ps):
+    """Returns the name of a row; `ps` is 0 in a ring."""
     return f"{scheme}, {ps} ps" if ps else scheme
 
 

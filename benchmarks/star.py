@@ -86,15 +86,9 @@ class Star:
         for k, (name, space) in enumerate(self.spaces.items(), 1):
             pair = ["type", "veth", "peer", "cable", "netns", space]
             run("ip", "link", "add", f"to{k}", "netns", router, *pair)
-            ends = (
-                (router, f"to{k}", f"{NETWORK}.{k}.1"),
-                (
-                    space,
-                    "cable",
-                    self.address[name],
-                ),
-            )
-            for where, device, address in ends:
+            here = router, f"to{k}", f"{NETWORK}.{k}.1"
+            there = space, "cable", self.address[name]
+            for where, device, address in (here, there):
                 run("ip", "-n", where, "addr", "add", f"{address}/24", "dev", device)
                 run("ip", "-n", where, "link", "set", device, "up")
                 if self.bits:

@@ -243,8 +243,8 @@ def table(done: list[Found], minutes: float) -> str:
         counts = collections.Counter(fault for _, fault, *_ in found.faults)
         return ", ".join(f"{counts[fault]} {fault}s" for fault in FAULTS)
 
-    def range_of(samples: list[tuple[float, float]]) -> str:
-        """The memory once training is under way: the second half of the time."""
+    def usual(samples: list[tuple[float, float]]) -> str:
+        """Returns the median of the memory in the second half of the time, in MiB."""
         half = [mib for at, mib in samples if at > samples[-1][0] / 2]
         return f"{statistics.median(half):.0f}"
 
@@ -261,13 +261,12 @@ def table(done: list[Found], minutes: float) -> str:
     row(
         "memory of each task, MiB (growth in the second half)",
         lambda f: ", ".join(
-            f"{name} {range_of(samples)} ({growth(samples):+.1%})"
+            f"{name} {usual(samples)} ({growth(samples):+.1%})"
             for name, samples in f.memory.items()
         ),
     )
     row("what is wrong", lambda f: "; ".join(verdict(f)) or "nothing")
-    picture = "![memory of each task against time](long_run.svg)"
-    return "\n".join([*lines, "", picture]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def draw(done: list[Found], path: pathlib.Path) -> None:
@@ -309,10 +308,11 @@ def main() -> int:
     text = table(done, args.minutes)
     print(text)
     if args.write:
-        args.write.write_text(text)
+        picture = f"\n![memory of each task against time]({args.write.stem}.svg)\n"
+        args.write.write_text(text + picture)
         kept = [dataclasses.asdict(found) for found in done]
         args.write.with_suffix(".json").write_text(json.dumps(kept) + "\n")
-        draw(done, args.write.with_name("long_run"))
+        draw(done, args.write)
     return int(any(verdict(found) for found in done))
 
 

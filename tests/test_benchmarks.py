@@ -38,6 +38,7 @@ def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
 # --- Flags --------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("script", "flags", "sentence"),
     [
@@ -51,6 +52,23 @@ def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
         ("coordinator", ["--form", "round"], "invalid choice: 'round'"),
         ("coordinator", ["--steps", "0"], "--steps: '0' is not a whole number above 0"),
         ("local_steps", ["--window", "-1"], "--window: '-1' is not a whole number"),
+        ("scaling", ["--only", "ring"], "'ring' is not one of rates, ps, start, more"),
+        ("scaling", ["--rounds", "0"], "--rounds: '0' is not a whole number above 0"),
+        ("pays", ["--seeds", "five"], "--seeds: 'five' is not a whole number above 0"),
+        ("pays", ["--rounds", "3"], "unrecognized arguments: --rounds 3"),
+        (
+            "clusters",
+            ["--only", "slow"],
+            "'slow' is not one of fast, straggler, cables, sites",
+        ),
+        ("clusters", ["--seeds", "0"], "--seeds: '0' is not a whole number above 0"),
+        ("clusters", ["--rounds", "2"], "unrecognized arguments: --rounds 2"),
+        ("cost_model", ["--scheme", "Ring"], "'Ring' is not one of HogWild,"),
+        ("cost_model", ["--workers", "many"], "--workers: invalid int value"),
+        ("cost_model", ["--workers", "0"], "workers is at least 1"),
+        ("predictions", ["--only", "x"], "unrecognized arguments: --only x"),
+        ("star", ["--bits", "1e6", "--seconds", "1"], "a rate or a delay, not both"),
+        ("star", ["--bits", "-1"], "are not below 0"),
     ],
 )
 def test_a_wrong_flag_is_one_sentence(

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -27,22 +26,6 @@ clusters, emulated, runs = map(
     importlib.import_module, ("clusters", "emulated", "runs")
 )
 BACKUP = "Synchronous-SGD, a backup worker"
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--only", "slow"], "'slow' is not one of fast, straggler, cables, sites"),
-        (["--seeds", "0"], "--seeds: '0' is not a whole number above 0"),
-        (["--rounds", "2"], "unrecognized arguments: --rounds 2"),
-    ],
-)
-def test_a_wrong_flag_is_one_sentence(flags: list[str], sentence: str) -> None:
-    command = [sys.executable, REPO / "benchmarks" / "clusters.py", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("clusters.py: ") and sentence in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 def test_it_takes_root(

@@ -342,27 +342,6 @@ def test_the_command_prints_one_table() -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    ("script", "flags", "sentence"),
-    [
-        ("cost_model", ["--scheme", "Ring"], "'Ring' is not one of HogWild,"),
-        ("cost_model", ["--workers", "many"], "--workers: invalid int value"),
-        ("cost_model", ["--workers", "0"], "workers is at least 1"),
-        ("predictions", ["--only", "x"], "unrecognized arguments: --only x"),
-        ("star", ["--bits", "1e6", "--seconds", "1"], "a rate or a delay, not both"),
-        ("star", ["--bits", "-1"], "are not below 0"),
-    ],
-)
-def test_a_wrong_flag_is_one_sentence(
-    script: str, flags: list[str], sentence: str
-) -> None:
-    done = run(script, *flags)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith(f"{script}.py: ") and sentence in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.quick
 def test_hosts_take_root(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

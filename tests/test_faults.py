@@ -24,6 +24,7 @@ import faults
 import harness
 import hosts
 import launch
+import long_run
 import moved
 import numpy as np
 import psutil
@@ -690,3 +691,46 @@ def write_digits(path, columns):
     labels = np.arange(200, dtype=np.int32) % 10
     images = rng.random((200, columns), np.float32)
     np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
+
+
+# --- A long run ---------------------------------------------------------------
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({}, []),
+        ({"statuses": {"ps-0": 0, "worker-0": 138}}, ["statuses"]),
+        ({"tracebacks": 2}, ["2 tracebacks"]),
+        ({"growth": 1.06}, ["the memory of worker-0 grew by 6.0%"]),
+        ({"result": {"global_steps": 299}}, ["299 steps", "300 rounds"]),
+        ({"result": {"examples": 9568}}, ["9568 examples"]),
+        ({"result": {"test_accuracy": 0.94}}, ["0.0300 less accuracy"]),
+    ],
+)
+def test_what_is_wrong_with_a_long_run(change: dict, wrong: list[str]) -> None:
+    result = {
+        "scheme": "HogWild",
+        "flags": {"steps": 300, "batch_size": 32},
+        "global_steps": 300,
+        "rounds_per_worker": {"0": 200, "1": 100},
+        "gradients_dropped": 0,
+        "examples": 9600,
+        "test_accuracy": 0.97,
+        **change.get("result", {}),
+    }
+    samples = [
+        (t, 600 * (change.get("growth", 1) if t >= 75 else 1)) for t in range(101)
+    ]
+    found = long_run.Found(
+        "HogWild",
+        memory={"worker-0": samples},
+        statuses=change.get("statuses", {"ps-0": 0, "worker-0": 0}),
+        tracebacks=change.get("tracebacks", 0),
+        result=result,
+        undisturbed={"test_accuracy": 0.97},
+    )
+    said = long_run.verdict(found)
+    assert len(said) == len(wrong)
+    assert all(one.startswith(words) for one, words in zip(said, wrong, strict=True))
