@@ -17,6 +17,10 @@ has imported TensorFlow; `start` says whether that changes the rate.
     perfect line   N / (0.05 s + what else a round takes with one worker)
     full           the smallest N that makes less than 80 % of it
 
+Beside what was measured stands what the cost model says (Basics-Tutorial/cost.py, with
+the costs of a processor that predictions.py has found): for these cores, which all
+tasks share, and for up to 1,024 workers on hosts of their own.
+
     python benchmarks/scaling.py
     python benchmarks/scaling.py --only rates --rounds 1
     python benchmarks/scaling.py --quick
@@ -24,9 +28,11 @@ has imported TensorFlow; `start` says whether that changes the rate.
 """
 
 import collections
+import dataclasses
 import functools
 import math
 
+import cost_model
 import emulated
 import figures
 import numpy as np
@@ -37,6 +43,8 @@ SECONDS, BATCH = 0.05, 32  # of a gradient, examples in it
 WORKERS, FEWER, STARTS = (1, 2, 4, 8, 16, 24), (1, 8, 16, 24), (1, 8, 24)
 SMALL, LARGE = 4810, 1_000_000  # parameters
 FULL = 0.8  # of the perfect line
+CABLE = 1e10  # bits/s that the model takes for each host, and for this one
+ON_TO = 1024  # workers of the model
 PARTS = ("rates", "ps", "start", "more")
 TIME = 8.0  # seconds of a run
 MANY, LEAST = 900, 60  # rounds of a run if P is large, see `rounds_of`
@@ -202,6 +210,37 @@ def cores_full_at(alone, ps_cpu, cores):
     return cores * alone / ps_cpu
 
 
+def modelled(row, workers, costs):
+    """Returns the rounds/s of N workers by the formulas of the cost model.
+
+    `row` is (scheme, P, ps); tasks share `costs.cores`, or have one each if it is None.
+    """
+    scheme, elements, ps = row
+    setup = cost_model.cost.Setup(
+        SCHEMES[scheme].folder,
+        workers=workers,
+        ps=max(1, ps),
+        parameters=elements,
+        gradient=SECONDS,
+        window=SCHEMES[scheme].window,
+        bandwidth=CABLE,
+        costs=costs,
+    )
+    return cost_model.cost.formula(setup).rounds
+
+
+def modelled_full(row, costs, counts):
+    """Returns where a row is full by the model, of these N; None if nowhere."""
+    alone = 1 / modelled(row, 1, costs)
+    return full_at({n: modelled(row, n, costs) / perfect(n, alone) for n in counts})
+
+
+def costs_of_a_round():
+    """Returns what predictions.py has found, or what the model takes without it."""
+    known = (runs.RESULTS / "predictions-calibration.json").exists()
+    return cost_model.calibrated() if known else cost_model.cost.Costs()
+
+
 def rows_of(rounds):
     """Returns {(scheme, P, ps): {N: key}} of what was measured with forks."""
     found = {}
@@ -284,9 +323,13 @@ def late_table(rounds, elements, rows):
 def full_table(rounds, elements, rows):
     """Returns where each row is full, and whose CPU that is."""
     cores, lines = psutil.cpu_count(), []
+    costs = costs_of_a_round()
+    shared = dataclasses.replace(costs, cores=cores)
     for (scheme, p, ps), row in rows.items():
         if p != elements:
             continue
+        here = modelled_full((scheme, p, ps), shared, sorted(row))
+        apart = modelled_full((scheme, p, ps), costs, range(1, ON_TO + 1))
         shares = {n: runs.middle(v) for n, v in shares_of(rounds, row).items()}
         shares = {n: share for n, share in shares.items() if share is not None}
         most = max(row)
@@ -297,13 +340,15 @@ def full_table(rounds, elements, rows):
             limit = f"{cores_full_at(alone, each / ps, cores):,.0f}"
         lines.append(
             [label(scheme, ps), full_at(shares) or f"above {most}"]
+            + [here or f"above {most}", apart or f"above {ON_TO:,}"]
             + [cell_of(rounds, row[most], "ps_cores", 2) if ps else "-"]
             + [cell_of(rounds, row[most], "worker_cores", 2)]
             + [cell_of(rounds, row[most], "ps_cpu", 2, 1000) if ps else "-"]
             + [cell_of(rounds, row[most], "worker_cpu", 2, 1000), limit]
         )
-    head = ["", "full at N =", "cores: ps", "cores: workers", "ms of CPU a round: ps"]
-    head += ["ms: worker", f"a ps needs {cores} cores at N ="]
+    head = ["", "full at N =", f"the model, {cores} cores", "the model, own hosts"]
+    head += ["cores: ps", "cores: workers", "ms of CPU a round: ps", "ms: worker"]
+    head += [f"a ps needs {cores} cores at N ="]
     return runs.table(head, lines)
 
 
@@ -349,6 +394,7 @@ def markdown(rounds, only):
         text += "\nAt the largest N:\n\n" + full_table(rounds, elements, rows)
     if rows:
         text += "\n" + figures.shown("Examples/s against the number of workers", NAME)
+        text += "\n" + figures.shown("The cost model on to 1,024 workers", f"{NAME}-model")
         text += "\n" + others(rounds)
     if "start" in only:
         text += "\n### Start, end and memory of HogWild, one ps\n\n"
@@ -411,6 +457,49 @@ def draw(rounds, path):
     figures.save(figure, path)
 
 
+def draw_model(rounds, path):
+    """Draws the model on to ON_TO workers, a panel for each P, and what was measured.
+
+    Solid: hosts of their own. Dashed: on the cores that all tasks of this machine share.
+    """
+    rows = rows_of(rounds)
+    if not rows:
+        return
+    plt = figures.pyplot()
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4.6), layout="constrained")
+    costs = costs_of_a_round()
+    shared = dataclasses.replace(costs, cores=psutil.cpu_count())
+    names = sorted({(scheme, ps) for scheme, _, ps in rows})
+    counts = 2 ** np.arange(math.log2(ON_TO) + 1).astype(int)
+    for axes, elements in zip(panels, (SMALL, LARGE), strict=True):
+        axes.plot(counts, counts / SECONDS * BATCH, color=figures.GREY, ls=":")
+        for row, found in rows.items():
+            scheme, p, ps = row
+            if p != elements:
+                continue
+            color = f"C{names.index((scheme, ps))}"
+            scale = BATCH * SCHEMES[scheme].window
+            for cores, line, known in ((costs, "-", counts), (shared, "--", WORKERS)):
+                rate = [scale * modelled(row, int(n), cores) for n in known]
+                said = label(scheme, ps) if line == "-" else None
+                axes.plot(known, rate, line, color=color, marker="", label=said)
+            for n, name in found.items():
+                rate = runs.middle(runs.series(rounds, name, "rounds_per_second"))
+                if rate:
+                    axes.plot(n, scale * rate, "o", color=color, ms=4)
+        axes.set_title(f"P = {elements:,}", loc="left")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(counts[::2], [f"{n:,}" for n in counts[::2]])
+        axes.set_xlabel("workers N")
+    panels[0].set_ylabel("examples/s")
+    panels[0].plot([], [], "--", color=figures.DARK, marker="", label="shared cores")
+    panels[0].plot([], [], "o", color=figures.DARK, ms=4, label="measured")
+    handles, words = panels[0].get_legend_handles_labels()
+    figure.legend(handles, words, loc="outside lower center", ncols=4, frameon=False)
+    figures.save(figure, path)
+
+
 def main():
     parser = runs.measuring_parser(__doc__, PARTS)
     parser.set_defaults(only=list(PARTS[:3]))
@@ -422,6 +511,7 @@ def main():
         text = markdown(rounds, args.only)
         runs.write(args.out / f"{NAME}.md", text)
         draw(rounds, args.out / NAME)
+        draw_model(rounds, args.out / f"{NAME}-model")
         print(text)
         progress.end()
 
