@@ -406,10 +406,10 @@ def markdown(points, costs):
     if off:
         text += "\n### Cells that are off by more than 40 %\n\n"
         rows = [
-            [point.name, f"{100 * point.error:+.0f} %", EXPLAINED.get(point.name, "-")]
+            [point.name, EXPLAINED.get(point.name, "-"), f"{100 * point.error:+.0f} %"]
             for point in off
         ]
-        text += runs.table(["cell", "error", "why"], rows)
+        text += runs.table(["cell", "why", "error"], rows, left=2)
     text += "\n### What the calibration found\n\n"
     return text + runs.table(["cost", "value"], costs_table(costs))
 

@@ -434,7 +434,7 @@ def test_tables_and_figure(tmp_path: Path) -> None:
         in text
     )
     far = predictions.name_of(predictions.cells()[5])
-    assert f"| {far} | +100 % | - |" in text
+    assert f"| {far} | - | +100 % |" in text
     assert "| Ring-All-Reduce | 2 | 55 % | +100 % |" in text
     cells = (tmp_path / "predictions-cells.md").read_text()
     assert all(f"| {name} | " in cells for name in measured)
