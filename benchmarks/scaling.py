@@ -230,9 +230,10 @@ def modelled(row, workers, costs):
 
 
 def modelled_full(row, costs, counts):
-    """Returns where a row is full by the model, of these N; None if nowhere."""
+    """Returns the first of these N at which the model has a row full, None: nowhere."""
     alone = 1 / modelled(row, 1, costs)
-    return full_at({n: modelled(row, n, costs) / perfect(n, alone) for n in counts})
+    below = (n for n in counts if modelled(row, n, costs) < FULL * perfect(n, alone))
+    return next(below, None)
 
 
 def costs_of_a_round():
@@ -394,7 +395,9 @@ def markdown(rounds, only):
         text += "\nAt the largest N:\n\n" + full_table(rounds, elements, rows)
     if rows:
         text += "\n" + figures.shown("Examples/s against the number of workers", NAME)
-        text += "\n" + figures.shown("The cost model on to 1,024 workers", f"{NAME}-model")
+        text += "\n" + figures.shown(
+            "The cost model on to 1,024 workers", f"{NAME}-model"
+        )
         text += "\n" + others(rounds)
     if "start" in only:
         text += "\n### Start, end and memory of HogWild, one ps\n\n"
@@ -460,7 +463,7 @@ def draw(rounds, path):
 def draw_model(rounds, path):
     """Draws the model on to ON_TO workers, a panel for each P, and what was measured.
 
-    Solid: hosts of their own. Dashed: on the cores that all tasks of this machine share.
+    Solid: hosts of their own. Dashed: on the cores that all tasks of this one share.
     """
     rows = rows_of(rounds)
     if not rows:

@@ -7,8 +7,10 @@ cluster is started.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
+import math
 import re
 import sys
 import types
@@ -171,14 +173,42 @@ def test_the_tables_of_scaling(tmp_path: Path) -> None:
     assert "| HogWild, 4 ps | 533 (100 %) | - | - | 3,840 (90 %) |" in text
     assert "| Ring-All-Reduce | 60 / 90 | " in text and "| 120 / 180 |" in text
     # A ps with 2 cores for itself: 2 · 0.06 / 0.002; two ps halve the work of each.
-    assert re.search(r"\| HogWild, 1 ps \| 16 \| 0.60 .*\| 60 \|", text)
-    assert re.search(r"\| HogWild, 2 ps \| 16 \| 0.60 .*\| 120 \|", text)
-    assert re.search(r"\| Ring-All-Reduce \| 16 \| - \| 1.20 .*\| - \|", text)
+    model = r"[\w ]+ \| [\w, ]+"  # two columns, see the next test
+    assert re.search(rf"\| HogWild, 1 ps \| 16 \| {model} \| 0.60 .*\| 60 \|", text)
+    assert re.search(rf"\| HogWild, 2 ps \| 16 \| {model} \| 0.60 .*\| 120 \|", text)
+    assert re.search(
+        rf"\| Ring-All-Reduce \| 16 \| {model} \| - \| 1.20 .*\| - \|", text
+    )
     assert re.search(r"\| 24 \| 10.0 \(.*\| 600 .*\| 200 .*\| 1.00 \(", text)
     assert re.search(r"used 0\.0\d cores meanwhile, 0\.10 at most\.", text)
     scaling.draw(rounds, tmp_path / "scaling")
     assert "<text" in (tmp_path / "scaling.svg").read_text()
     assert "](scaling.svg)" in text
+
+
+def test_where_the_model_has_a_ps_full(tmp_path: Path) -> None:
+    """A round of one worker: 50 ms, and 10 + 10 ms of CPU. Nothing else costs."""
+    nothing = {
+        field.name: 0.0 for field in dataclasses.fields(scaling.cost_model.cost.Costs)
+    }
+    costs = scaling.cost_model.cost.Costs(
+        **{**nothing, "flight": math.inf, "cores": None, "ps": 0.01, "worker": 0.01}
+    )
+    row = "HogWild", 1, 1  # one parameter, so that no bytes count
+    assert scaling.modelled(row, 1, costs) == pytest.approx(1 / 0.07)
+    # The core of the ps makes 100 rounds/s, 80 % of the line of N = 8.75.
+    assert scaling.modelled(row, 64, costs) == pytest.approx(100)
+    assert scaling.modelled_full(row, costs, range(1, 100)) == 9
+    assert scaling.modelled_full(row, costs, range(1, 9)) is None
+    # One core for all: 50 rounds/s.
+    shared = dataclasses.replace(costs, cores=1)
+    assert scaling.modelled_full(row, shared, scaling.WORKERS) == 8
+    rounds = [{scaling.key(c): cell(c.workers, 0.9) for c in scaling.plan(["rates"])}]
+    scaling.draw_model(rounds, tmp_path / "model")
+    drawn = (tmp_path / "model.svg").read_text()
+    assert "1,024" in drawn and "shared cores" in drawn
+    scaling.draw_model([], tmp_path / "none")
+    assert not (tmp_path / "none.svg").exists()
 
 
 def test_scaling_without_results(tmp_path: Path) -> None:
