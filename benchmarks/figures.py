@@ -66,10 +66,11 @@ def pyplot():
     return plt
 
 
-def log_ticks(axes, ticks):
-    """Makes the x axis logarithmic, with these numbers on it in plain figures."""
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
+def log_ticks(axes, ticks, side="x"):
+    """Makes the x or y axis logarithmic, with these numbers on it in plain figures."""
+    axes.set(**{f"{side}scale": "log"})
+    labels = [f"{tick:,g}" for tick in ticks]
+    axes.set(**{f"{side}ticks": ticks, f"{side}ticklabels": labels})
 
 
 def save(figure, path):

@@ -307,12 +307,12 @@ def values(results, get):
 
 
 def reached(found, planned):
-    """Returns {run: [seconds to the target for each seed]}, {run: target} of a part.
+    """Returns {run: [seconds to the target for each seed]} of a part.
 
     The target is 99 % of the median final accuracy of one process with that scheme's
     mini-batch.
     """
-    times, targets, target = {}, {}, None
+    times, target = {}, None
     for run in planned:  # one process, then the cluster's runs that belong to it
         results = of_seeds(found, run)
         if run.folder == ALONE:
@@ -320,14 +320,13 @@ def reached(found, planned):
             target = ends and OF_FINAL * ends
         if target is None:
             continue
-        targets[run] = target
         times[run] = values(results, lambda r, t=target: seconds_to(r["curve"], t))
-    return times, targets
+    return times
 
 
 def training_table(found, planned):
     """Returns the rows of a part to an accuracy."""
-    rows, times, targets = [], *reached(found, planned)
+    rows, times = [], reached(found, planned)
     single = alone = None
     for run in planned:
         results = of_seeds(found, run)
@@ -343,15 +342,14 @@ def training_table(found, planned):
             runs.spread(runs.ratios(times.get(other, []), mine), 2)
             for other in (single, alone)
         ]
-        target = f"{100 * targets[run]:.1f} %" if run in targets else "-"
         share = runs.spread([e and 100 * e for e in ends], 1)
         rows.append(
             [f"{SAID[run.folder]}, {runs.workers(run.workers)} of {run.batch}"]
-            + [runs.spread(laps), runs.spread(rate), share, target]
+            + [runs.spread(laps), runs.spread(rate), share]
             + [runs.spread(mine, 1), *over]
         )
     head = ["workers and mini-batch of each", "ms of a round", "examples/s"]
-    head += ["final accuracy, %", "target", "s to the target"]
+    head += ["final accuracy, %", "s to the target"]
     return runs.table([*head, "one worker's over it", "one process's over it"], rows)
 
 
@@ -444,14 +442,14 @@ def draw(found, path):
         left.plot(1000 * np.array(t), s, mark, color=color, label=SAID[folder])
     left.axhline(1, color=figures.GREY, lw=0.8)
     left.axhline(PAIR, color=figures.GREY, lw=0.8, ls="--")
-    left.set_xscale("log")
+    figures.log_ticks(left, (0.1, 1, 10))
     left.set_xlabel("ms of a gradient t; dotted: 2 t / (t + c)")
     left.set_ylabel("examples/s of 2 workers over one process")
     left.set_ylim(0)
     counts = (1, 2, 4, 8)
     for part, fill in (("cores", "none"), ("sleep", None)):
         planned = plan([part])
-        (times, _), alone = reached(found, planned), None
+        times, alone = reached(found, planned), None
         for run in planned:
             alone = run if run.folder == ALONE else alone
             over = runs.middle(runs.ratios(times.get(alone, []), times.get(run, [])))

@@ -479,7 +479,9 @@ def draw(points, out):
         x = [point.measured["updates"] for point in some]
         y = [point.predicted.updates for point in some]
         axes.plot(x, y, mark, color=color, label=scheme, ms=6, mec="white", mew=0.5)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for side in "xy":
+        figures.log_ticks(axes, (1, 10, 100), side)
+    axes.set(xlim=ends, ylim=ends)
     axes.set(xlabel="measured updates/s", ylabel="predicted updates/s")
     axes.legend(frameon=False)
     figures.save(figure, out / "predictions")

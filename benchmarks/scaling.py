@@ -202,14 +202,6 @@ def full_at(shares):
     return below[0] if below else None
 
 
-def cores_full_at(alone, ps_cpu, cores):
-    """Returns the N whose rounds would keep a ps busy on all of so many cores.
-
-    N workers make N / `alone` rounds/s, and each costs that ps `ps_cpu` seconds of CPU.
-    """
-    return cores * alone / ps_cpu
-
-
 def modelled(row, workers, costs):
     """Returns the rounds/s of N workers by the formulas of the cost model.
 
@@ -334,22 +326,16 @@ def full_table(rounds, elements, rows):
         shares = {n: runs.middle(v) for n, v in shares_of(rounds, row).items()}
         shares = {n: share for n, share in shares.items() if share is not None}
         most = max(row)
-        alone = runs.middle(runs.series(rounds, row.get(1, ""), "median"))
-        each = runs.middle(runs.series(rounds, row[most], "ps_cpu"))
-        limit = "-"
-        if ps and alone and each:
-            limit = f"{cores_full_at(alone, each / ps, cores):,.0f}"
         lines.append(
             [label(scheme, ps), full_at(shares) or f"above {most}"]
             + [here or f"above {most}", apart or f"above {ON_TO:,}"]
             + [cell_of(rounds, row[most], "ps_cores", 2) if ps else "-"]
             + [cell_of(rounds, row[most], "worker_cores", 2)]
             + [cell_of(rounds, row[most], "ps_cpu", 2, 1000) if ps else "-"]
-            + [cell_of(rounds, row[most], "worker_cpu", 2, 1000), limit]
+            + [cell_of(rounds, row[most], "worker_cpu", 2, 1000)]
         )
     head = ["", "full at N =", f"the model, {cores} cores", "the model, own hosts"]
     head += ["cores: ps", "cores: workers", "ms of CPU a round: ps", "ms: worker"]
-    head += [f"a ps needs {cores} cores at N ="]
     return runs.table(head, lines)
 
 
@@ -453,6 +439,7 @@ def draw(rounds, path):
         axes.set_xticks(WORKERS, WORKERS)
         axes.set_xlabel("workers N")
         axes.set_ylim(0)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
     panels[0].set_ylabel("examples/s")
     panels[0].plot([], [], "o", mfc="none", mec=figures.DARK, ms=14, label="full")
     handles, words = panels[0].get_legend_handles_labels()
@@ -492,7 +479,7 @@ def draw_model(rounds, path):
                     axes.plot(n, scale * rate, "o", color=color, ms=4)
         axes.set_title(f"P = {elements:,}", loc="left")
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        figures.log_ticks(axes, (1000, 10_000, 100_000), "y")
         axes.set_xticks(counts[::2], [f"{n:,}" for n in counts[::2]])
         axes.set_xlabel("workers N")
     panels[0].set_ylabel("examples/s")

@@ -86,8 +86,6 @@ def test_where_a_ps_is_full() -> None:
     assert scaling.perfect(8, 0.05) == pytest.approx(160)
     assert scaling.full_at({1: 1.0, 16: 0.79, 8: 0.9, 24: 0.5}) == 16
     assert scaling.full_at({1: 1.0, 24: 0.8}) is None
-    # 40 workers make 40 / 0.06 = 667 rounds/s, of 3 ms each: 2 seconds a second.
-    assert scaling.cores_full_at(0.06, 0.003, 2) == pytest.approx(40)
 
 
 def test_where_workers_pay() -> None:
@@ -172,13 +170,9 @@ def test_the_tables_of_scaling(tmp_path: Path) -> None:
     assert re.search(r"\| AEASGD, T = 4, 1 ps \| 2,133 .*\| 25,600 \(50 %\) \|", text)
     assert "| HogWild, 4 ps | 533 (100 %) | - | - | 3,840 (90 %) |" in text
     assert "| Ring-All-Reduce | 60 / 90 | " in text and "| 120 / 180 |" in text
-    # A ps with 2 cores for itself: 2 · 0.06 / 0.002; two ps halve the work of each.
     model = r"[\w ]+ \| [\w, ]+"  # two columns, see the next test
-    assert re.search(rf"\| HogWild, 1 ps \| 16 \| {model} \| 0.60 .*\| 60 \|", text)
-    assert re.search(rf"\| HogWild, 2 ps \| 16 \| {model} \| 0.60 .*\| 120 \|", text)
-    assert re.search(
-        rf"\| Ring-All-Reduce \| 16 \| {model} \| - \| 1.20 .*\| - \|", text
-    )
+    assert re.search(rf"\| HogWild, 2 ps \| 16 \| {model} \| 0.60 .*\| 2.00 ", text)
+    assert re.search(rf"\| Ring-All-Reduce \| 16 \| {model} \| - \| 1.20 ", text)
     assert re.search(r"\| 24 \| 10.0 \(.*\| 600 .*\| 200 .*\| 1.00 \(", text)
     assert re.search(r"used 0\.0\d cores meanwhile, 0\.10 at most\.", text)
     scaling.draw(rounds, tmp_path / "scaling")
@@ -236,11 +230,9 @@ def test_the_tables_of_pays(tmp_path: Path) -> None:
     text = pays.markdown(found, pays.PARTS)
     assert text.startswith("Median of 2 seeds")
     assert "| HogWild, 8 workers of 32 | 54 (54 to 54) |" in text
-    # 0.99 · 0.97; S(8) = 8 · 50 / (50 + 4) over one process.
+    # S(8) = 8 · 50 / (50 + 4) over one process.
     (row,) = re.findall(r"\| HogWild, 8 workers of 32 .*", text)
-    assert "| 96.0 % |" in row and row.endswith(
-        "| 8.00 (8.00 to 8.00) | 7.41 (7.41 to 7.41) |"
-    )
+    assert row.endswith("| 8.00 (8.00 to 8.00) | 7.41 (7.41 to 7.41) |")
     assert "| 0.2 | 0.20 | 4.00 | 0.10 | 0.10 |" in text
     assert "| 20 | 20.00 | 4.00 | 1.67 | 1.67 |" in text
     assert "t = c(2) / (2 − 1) = 4.00 ms by the formula; measured: 3.98 ms" in text
