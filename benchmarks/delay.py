@@ -26,7 +26,7 @@ SIOCSIFTXQLEN = 0x8943  # linux/sockios.h
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 PACKET = 65536  # bytes, the largest there can be
 # Packets that may wait for this process. With the usual 500 a vector of 4 MB lost some
-# of its packets, and TCP then sent at a quarter of its rate and less.
+# of its packets, and training was five times as slow.
 QUEUE = 20_000
 
 

@@ -59,17 +59,17 @@ Cell = collections.namedtuple(
     "Cell", "scheme workers ps parameters link straggler backup", defaults=[False] * 2
 )
 
-# A sentence for each cell whose prediction is off by more than 40 %, by its name.
 IN_STEP = (
     "The workers pull together, and then push together. So for nearly half of the time "
     "the cable of a ps carries in one direction only. The model has both in use."
 )
+# A sentence for each cell whose prediction is off by more than 40 %, by its name.
 EXPLAINED = {
     "Synchronous-SGD, 2 workers, 2 ps, P = 4,810, 20 ms": (
-        "With a second ps, a step needs five more messages between the two ps, one "
-        "after the other: the number of the step, its gradient's attempt, that it was "
-        "added, that all are there, that w has moved. The model has none of them. They "
-        "are 50 of the 66 ms by which a round is longer."
+        "With a second ps, an update needs five more messages between the two ps, one "
+        "after the other: the number of the step, whether a gradient counts, that it "
+        "was added, that all are there, that w has changed. The model has none of "
+        "them. They are 50 of the 66 ms by which a round is longer."
     ),
     "HogWild, 4 workers, 1 ps, P = 999,985, 100 Mbit/s": IN_STEP,
     "AEASGD, 4 workers, 1 ps, P = 999,985, 100 Mbit/s": IN_STEP,

@@ -228,12 +228,6 @@ def modelled_full(row, costs, counts):
     return next(below, None)
 
 
-def costs_of_a_round():
-    """Returns what predictions.py has found, or what the model takes without it."""
-    known = (runs.RESULTS / "predictions-calibration.json").exists()
-    return cost_model.calibrated() if known else cost_model.cost.Costs()
-
-
 def rows_of(rounds):
     """Returns {(scheme, P, ps): {N: key}} of what was measured with forks."""
     found = {}
@@ -316,7 +310,7 @@ def late_table(rounds, elements, rows):
 def full_table(rounds, elements, rows):
     """Returns where each row is full, and whose CPU that is."""
     cores, lines = psutil.cpu_count(), []
-    costs = costs_of_a_round()
+    costs = cost_model.calibrated()
     shared = dataclasses.replace(costs, cores=cores)
     for (scheme, p, ps), row in rows.items():
         if p != elements:
@@ -450,14 +444,14 @@ def draw(rounds, path):
 def draw_model(rounds, path):
     """Draws the model on to ON_TO workers, a panel for each P, and what was measured.
 
-    Solid: hosts of their own. Dashed: on the cores that all tasks of this one share.
+    Solid lines are of hosts of their own, dashed ones of tasks that share these cores.
     """
     rows = rows_of(rounds)
     if not rows:
         return
     plt = figures.pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(9, 4.6), layout="constrained")
-    costs = costs_of_a_round()
+    costs = cost_model.calibrated()
     shared = dataclasses.replace(costs, cores=psutil.cpu_count())
     names = sorted({(scheme, ps) for scheme, _, ps in rows})
     counts = 2 ** np.arange(math.log2(ON_TO) + 1).astype(int)
@@ -469,8 +463,8 @@ def draw_model(rounds, path):
                 continue
             color = f"C{names.index((scheme, ps))}"
             scale = BATCH * SCHEMES[scheme].window
-            for cores, line, known in ((costs, "-", counts), (shared, "--", WORKERS)):
-                rate = [scale * modelled(row, int(n), cores) for n in known]
+            for model, line, known in ((costs, "-", counts), (shared, "--", WORKERS)):
+                rate = [scale * modelled(row, int(n), model) for n in known]
                 said = label(scheme, ps) if line == "-" else None
                 axes.plot(known, rate, line, color=color, marker="", label=said)
             for n, name in found.items():
