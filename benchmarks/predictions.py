@@ -52,7 +52,8 @@ GRADIENT, LOCAL_STEP, STRAGGLER, WINDOW = 0.05, 0.005, 4.0, 16
 SECONDS = 10.0  # that a run trains, if the prediction is right
 FEWEST = 12  # updates of a run
 PORT = 2222
-EVERY = 0.2  # seconds between two looks at the processor time of all tasks
+EVERY = 0.2  # seconds between two looks at the tasks, and at the cable of ps 0
+BUSY = 0.5  # of what a cable carries in that time: then the direction is in use
 OFF, CLOSE = 0.40, 0.15  # errors: to be explained, and the goal of the median
 
 Cell = collections.namedtuple(
@@ -60,8 +61,9 @@ Cell = collections.namedtuple(
 )
 
 IN_STEP = (
-    "The workers pull together, and then push together. So for nearly half of the time "
-    "the cable of a ps carries in one direction only. The model has both in use."
+    "The workers pull together, and then push together. For {one} of the time the "
+    "cable of ps 0 carried in one direction only, for {both} in both. The model has "
+    "both in use."
 )
 # A sentence for each cell whose prediction is off by more than 40 %, by its name.
 EXPLAINED = {
@@ -181,7 +183,13 @@ def train(cell, setup, steps, timeout):
         words = [*flags, *flags_of(setup, steps)]
         tasks = begin(stack, hosts, script, [*ps, *workers], words)
         lines = runs.Lines(tasks["worker0"][0].stdout)
-        looks = watch(tasks, timeout, name_of(cell))
+        cable = []
+
+        def look():
+            if ps and bits and (some := carried(tasks["ps0"][0].pid)):
+                cable.append((time.monotonic(), *some))
+
+        looks = watch(tasks, timeout, name_of(cell), look)
         lines.join(5)
         folder = pathlib.Path(flags[flags.index("--logdir") + 1])
         result = json.loads((folder / "result.json").read_text())
@@ -205,7 +213,34 @@ def train(cell, setup, steps, timeout):
         "most": result["max_staleness"],
         "dropped": result["gradients_dropped"],
         "late": result["seconds_to_all_started"],
+        "in_use": in_use([one for one in cable if began <= one[0] <= ended], bits),
     }
+
+
+def carried(pid):
+    """Returns the bytes that the cable of a task's host has brought and taken away.
+
+    `pid` is the task's. None before it is on its host.
+    """
+    for line in pathlib.Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+        name, _, fields = line.partition(":")
+        if name.strip() == star.CABLE:
+            received, sent = (int(fields.split()[k]) for k in (0, 8))
+            return received, sent
+    return None
+
+
+def in_use(cable, bits):
+    """Returns the shares of the time in which [none, one, both] directions are in use.
+
+    `cable` is [(time, bytes received, bytes sent)]. A direction is in use between two
+    looks if it carries at least BUSY of what `bits` a second allow. None without looks.
+    """
+    if len(cable) < 2:
+        return None
+    steps = np.diff(np.array(cable, np.float64), axis=0)
+    used = (8 * steps[:, 1:] >= BUSY * bits * steps[:, :1]).sum(axis=1)
+    return [float(steps[used == n, 0].sum() / steps[:, 0].sum()) for n in range(3)]
 
 
 def begin(stack, hosts, script, names, flags, where=None, variables=None):
@@ -421,12 +456,19 @@ def markdown(points, costs):
     if off:
         text += "\n### Cells that are off by more than 40 %\n\n"
         rows = [
-            [point.name, EXPLAINED.get(point.name, "-"), f"{100 * point.error:+.0f} %"]
+            [point.name, explained(point), f"{100 * point.error:+.0f} %"]
             for point in off
         ]
         text += runs.table(["cell", "why", "error"], rows, left=2)
     text += "\n### What the calibration found\n\n"
     return text + runs.table(["cost", "value"], costs_table(costs))
+
+
+def explained(point):
+    """Returns why a cell is far off, with what its run measured."""
+    shares = point.measured.get("in_use") or [math.nan] * 3
+    _, one, both = (f"{100 * share:.0f} %" for share in shares)
+    return EXPLAINED.get(point.name, "-").format(one=one, both=both)
 
 
 def costs_table(costs):

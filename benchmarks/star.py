@@ -25,6 +25,7 @@ import delay
 import runs
 
 NETWORK = "10.97"
+CABLE = "cable"  # the network device of a host whose cable has a rate
 BURST = 1e-3  # seconds of the full rate that a token bucket lets through at once
 PACKET = 2000  # bytes that a bucket holds at least: more than one packet
 QUEUE = 64 << 20  # bytes that may wait for a cable, so that nothing is dropped
@@ -84,10 +85,10 @@ class Star:
         forward = "echo 1 >/proc/sys/net/ipv4/ip_forward"
         run("ip", "netns", "exec", router, "sh", "-c", forward)
         for k, (name, space) in enumerate(self.spaces.items(), 1):
-            pair = ["type", "veth", "peer", "cable", "netns", space]
+            pair = ["type", "veth", "peer", CABLE, "netns", space]
             run("ip", "link", "add", f"to{k}", "netns", router, *pair)
             here = router, f"to{k}", f"{NETWORK}.{k}.1"
-            there = space, "cable", self.address[name]
+            there = space, CABLE, self.address[name]
             for where, device, address in (here, there):
                 run("ip", "-n", where, "addr", "add", f"{address}/24", "dev", device)
                 run("ip", "-n", where, "link", "set", device, "up")

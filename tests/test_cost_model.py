@@ -421,6 +421,28 @@ def test_the_calibration_finds_the_costs() -> None:
 
 
 @pytest.mark.quick
+def test_which_directions_of_a_cable_are_in_use() -> None:
+    bits, looks = 80.0, [(0.0, 0, 0)]  # 10 bytes a second
+    # Seconds, and bytes each way in them: both, one that brings, one that takes, none.
+    for seconds, brought, taken in ((2, 20, 12), (1, 9, 4), (3, 0, 30), (4, 16, 0)):
+        when, received, sent = looks[-1]
+        looks.append((when + seconds, received + brought, sent + taken))
+    assert predictions.in_use(looks, bits) == [0.4, 0.4, 0.2]
+    assert predictions.in_use(looks[:1], bits) is None
+    # This process is on no host with a cable.
+    assert predictions.carried(os.getpid()) is None
+
+
+@pytest.mark.quick
+def test_why_a_cell_is_far_off() -> None:
+    cell = next(c for c in predictions.cells() if "100 Mbit/s" in c and c.ps == 1)
+    name = predictions.name_of(cell)
+    point = predictions.Point(cell, name, None, {"in_use": [0.01, 0.46, 0.53]}, 1.0)
+    assert "For 46 % of the time" in predictions.explained(point)
+    assert "for 53 % in both" in predictions.explained(point)
+
+
+@pytest.mark.quick
 def test_tables_and_figure(tmp_path: Path) -> None:
     costs, measured = cost.Costs(cores=2), {}
     for number, cell in enumerate(predictions.cells()[:14]):

@@ -351,11 +351,13 @@ def draw_legend(drawing, kinds, stale, y):
     for kind, (fill, word) in KINDS.items():
         if kind not in kinds:
             continue
-        if x + 26 + width_of(word) > WIDTH - RIGHT:
+        # Some fonts, such as DejaVu Sans, are nearly a fifth wider than others.
+        room = 1.18 * width_of(word)
+        if x + 19 + room > WIDTH - RIGHT:
             x, y = LEFT, y + 20
         drawing.rect(x, y, 14, 12, fill, f' stroke="{LINE}" stroke-width=".6"')
         drawing.text(x + 19, y + 10.5, word, ' class="f"')
-        x += 19 + width_of(word) + 18
+        x += 19 + room + 8
     if stale:
         text = "τ: staleness"
         drawing.text(x, y + 10.5, text, ' class="f"')
