@@ -356,6 +356,11 @@ def fastest(found):
     return first
 
 
+def missed(found):
+    """Says whether some run did not reach the target."""
+    return bool(accuracies(found.values()))
+
+
 def markdown(found, limit=LIMIT):
     """Returns clusters.md: the seconds, the figure, and the gradients until then."""
     count, first = pays.seeds_in(found), fastest(found)
@@ -384,8 +389,12 @@ def markdown(found, limit=LIMIT):
     text = f"### Seconds to a test loss of {TARGET}\n\n"
     text += figures.shown("seconds to the loss, scheme by cluster", "clusters")
     text += "\n" + runs.table(header, times)
-    text += f"\n{seeds}. Bold: the first in its cluster. Where a run did not reach the "
-    text += f"loss in {limit} s,\nits accuracy at that time is in brackets.\n"
+    text += f"\n{seeds}. Bold: the first in its cluster.\n"
+    if missed(found):
+        text += (
+            f"Where a run did not reach the loss in {limit} s, its accuracy then is "
+        )
+        text += "in brackets.\n"
     text += "\n### Gradients until then, of all workers\n\n"
     return text + runs.table(header, made)
 
@@ -428,9 +437,10 @@ def draw(found, out, limit=LIMIT):
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
     axes.spines[:].set_visible(False)
-    axes.set_xlabel(
-        f"seconds to a test loss of {TARGET}; in brackets the accuracy after {limit} s"
-    )
+    label = f"seconds to a test loss of {TARGET}"
+    if missed(found):
+        label += f"; in brackets the accuracy after {limit} s"
+    axes.set_xlabel(label)
     figures.save(figure, out / "clusters")
 
 

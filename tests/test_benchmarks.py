@@ -438,7 +438,7 @@ def test_an_update_alone_stays_on_the_ps() -> None:
 
 def test_the_readme_shows_the_results() -> None:
     page = (REPO / "benchmarks" / "README.md").read_text()
-    for name in ("overhead.md", "before.md", "claims.md"):
+    for name in ("overhead.md", "clusters.md", "claims.md"):
         assert page.count(f"<!-- begin {name} -->") == 1
     assert runs.paste(page, runs.RESULTS) == page, "run overhead.py --write-readme"
 

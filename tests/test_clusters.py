@@ -248,6 +248,7 @@ def test_the_table_and_the_heat_map(tmp_path: Path) -> None:
     # Two of three: the accuracy is that of these.
     assert re.search(r"\| DiLoCo, T = 25 .* \| > 120 \(61 %\) \| 75 \(", text)
     assert "Median of 3 seeds." in text and text.count("**") == 2 * 4
+    assert "in brackets" in text
     clusters.draw(found, tmp_path)
     picture = (tmp_path / "clusters.svg").read_text()
     assert picture.count(", the first") == 4
@@ -263,6 +264,7 @@ def test_a_few_results(tmp_path: Path) -> None:
     key = clusters.key_of("HogWild", "fast", 0)
     text = clusters.markdown({key: found[key]})
     assert "| HogWild | **7** | - | - | - |" in text and "One seed." in text
+    assert "in brackets" not in text
     clusters.draw({key: found[key]}, tmp_path)
     assert "7 s, the first" in (tmp_path / "clusters.svg").read_text()
     assert clusters.seconds_of([{"diverged": True}]) == math.inf
