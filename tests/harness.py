@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import importlib
 import itertools
 import threading
@@ -210,11 +211,7 @@ class Worker:
             rewriter.dependency_optimization = rewriter.OFF  # see `noted`
         self.session = tf.Session(targets[index], graph=self.graph, config=config)
         # What is checked with a heartbeat has a graph of its own, as in `rendezvous`.
-        beside = tf.Graph()
-        with beside.as_default(), beside.container(run.name):
-            own = stats.Stats(args)
-            self.checks = [check(own) for check in state.checks]
-        self.beside = tf.Session(targets[index], graph=beside, config=config)
+        self.graph_beside, self.config = tf.Graph(), config
         if index == 0:
             self.session.run(initial)
         self.session.run(local, feed)
@@ -259,6 +256,18 @@ class Worker:
             return True
         self.held = dict(zip(self.pulls, pulled, strict=True))
         return False
+
+    @functools.cached_property
+    def checks(self) -> list:
+        """What is done with a heartbeat, in a graph that is built when it is needed."""
+        with self.graph_beside.as_default(), self.graph_beside.container(self.run.name):
+            stats_there = stats.Stats(self.run.args(self.index))
+            return [check(stats_there) for check in self.stats.incarnation.checks]
+
+    @functools.cached_property
+    def beside(self) -> tf.Session:
+        """The session of that graph."""
+        return tf.Session(self.session.sess_str, self.graph_beside, self.config)
 
     def make_checks(self) -> None:
         """Does what is done with a heartbeat, beside the heartbeat itself."""
@@ -373,7 +382,8 @@ class Run:
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.session.close()
-            worker.beside.close()
+            if "beside" in vars(worker):
+                worker.beside.close()
 
     def open(self) -> None:
         """The chief begins an incarnation; nobody has joined it yet."""

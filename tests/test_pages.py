@@ -50,6 +50,9 @@ def house_format(folder: str, text: str, pin: str) -> list[str]:
     have = re.findall(r"^## (.*?) *$", prose(text), re.M)
     if have != headings(folder):
         found.append(f"H2s are {have}")
+    yours = text.partition("\n## Make it yours\n")[2].partition("\n## ")[0]
+    if "8-HogWild-in-Forty-Lines.ipynb" not in yours:
+        found.append("does not say why `cluster/` is there")
     if not re.match(rf"# {re.escape(folder)}\b", text):
         found.append("does not begin with its name")
     versions = re.findall(r"tensorflow==([\d.]+\*?)", text)
@@ -75,7 +78,10 @@ def test_house_format_can_fail() -> None:
     folder = "HogWild"
     good = f"# {folder}: x\ntensorflow==2.21.*\n"
     good += "".join(f"## {title}\n" for title in headings(folder))
+    pointer = "../Basics-Tutorial/8-HogWild-in-Forty-Lines.ipynb"
+    good = good.replace("## Make it yours\n", f"## Make it yours\n{pointer}\n")
     assert house_format(folder, good, "2.21.0") == []
+    assert house_format(folder, good.replace(pointer, ""), "2.21.0")
     assert house_format(folder, good, "2.22.0")
     assert house_format(folder, good.replace("tensorflow", "tf"), "2.21.0")
     assert house_format(folder, good.replace("## Run it", "### Run it"), "2.21.0")
