@@ -32,10 +32,11 @@ def forks(request, monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
-    """A trace that was computed by hand is made in this process: it is quick."""
+    """Traces by hand are quick: they are made in this process. Long tests are first."""
     for item in items:
         if item.originalname.startswith("test_trace"):
             item.add_marker(pytest.mark.quick)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

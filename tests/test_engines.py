@@ -268,6 +268,7 @@ def test_jobs_on_one_node_have_ports_of_their_own(tmp_path):
 # --- With the engines that are here -------------------------------------------
 
 
+@pytest.mark.long
 @launch.if_engines
 @pytest.mark.parametrize("engine", NAMES)
 def test_a_run(engine):

@@ -264,6 +264,7 @@ def missing(engine):
         pytest.skip(common.MISSING[engine])
 
 
+@pytest.mark.long
 @launch.if_engines
 @pytest.mark.parametrize("engine", STARTED)
 def test_fewer_slots_than_tasks(engine, tmp_path):

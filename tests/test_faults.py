@@ -629,6 +629,7 @@ def test_short_runs_at_random(tmp_path):
         assert soak.run(case, tmp_path / str(number)) == [], case
 
 
+@pytest.mark.long
 def test_the_run_of_fault_tolerance(tmp_path):
     """A worker, the ps and the chief are killed; the run ends well, and is drawn."""
     copy, logdir = copy_of("Fault-Tolerance", tmp_path), tmp_path / "logdir"

@@ -198,6 +198,7 @@ def trains(task: launch.Launch) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_workers_come_and_go(tmp_path) -> None:
     """Two begin, one joins, one is killed, one is told to end; the chief goes on."""
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"

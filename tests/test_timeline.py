@@ -303,6 +303,7 @@ def test_a_scheme_that_is_not_known_is_one_sentence() -> None:
     )
 
 
+@pytest.mark.long
 def test_a_real_run_is_recorded_and_drawn(tmp_path: Path) -> None:
     picture, trace = tmp_path / "a.svg", tmp_path / "a.json"
     command = [sys.executable, REPO / "tools" / "timeline.py", "Gradient-Compression"]
