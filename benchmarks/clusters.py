@@ -391,10 +391,8 @@ def markdown(found, limit=LIMIT):
     text += "\n" + runs.table(header, times)
     text += f"\n{seeds}. Bold: the first in its cluster.\n"
     if missed(found):
-        text += (
-            f"Where a run did not reach the loss in {limit} s, its accuracy then is "
-        )
-        text += "in brackets.\n"
+        text += f"Where a run did not reach the loss in {limit} s, its accuracy is in "
+        text += "brackets.\n"
     text += "\n### Gradients until then, of all workers\n\n"
     return text + runs.table(header, made)
 

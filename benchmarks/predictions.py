@@ -220,13 +220,14 @@ def train(cell, setup, steps, timeout):
 def carried(pid):
     """Returns the bytes that the cable of a task's host has brought and taken away.
 
-    `pid` is the task's. None before it is on its host.
+    `pid` is the task's. None before it is on its host, and after its end.
     """
-    for line in pathlib.Path(f"/proc/{pid}/net/dev").read_text().splitlines():
-        name, _, fields = line.partition(":")
-        if name.strip() == star.CABLE:
-            received, sent = (int(fields.split()[k]) for k in (0, 8))
-            return received, sent
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+            name, _, fields = line.partition(":")
+            if name.strip() == star.CABLE:
+                received, sent = (int(fields.split()[k]) for k in (0, 8))
+                return received, sent
     return None
 
 

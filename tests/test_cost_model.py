@@ -429,8 +429,11 @@ def test_which_directions_of_a_cable_are_in_use() -> None:
         looks.append((when + seconds, received + brought, sent + taken))
     assert predictions.in_use(looks, bits) == [0.4, 0.4, 0.2]
     assert predictions.in_use(looks[:1], bits) is None
-    # This process is on no host with a cable.
-    assert predictions.carried(os.getpid()) is None
+    # This process is on no host with a cable, and one that has ended is on none.
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for pid in os.getpid(), ended.pid:
+        assert predictions.carried(pid) is None
 
 
 @pytest.mark.quick

@@ -860,6 +860,7 @@ def check_stats(done: dict, batch_size: int = 32) -> None:
     assert done["examples"] == batch_size * made
 
 
+@pytest.mark.long
 def test_the_run_of_the_readme(tmp_path) -> None:
     """Prepared, trained to 0.98, evaluated, exported, and one image is predicted."""
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
