@@ -635,7 +635,7 @@ def test_every_script_refuses_wrong_flags(folder, capsys, monkeypatch) -> None:
 
 KILLED = {  # folder: who is killed, steps (some seconds of them), flags, how good it is
     IN_GRAPH: ("worker", 300, ["--slow_workers", "0.005"], ("test_accuracy", 0.9)),
-    SPLIT: ("worker", 3000, [], ("test_accuracy", 0.9)),
+    SPLIT: ("worker", launch.thorough(1000, 3000), [], ("test_accuracy", 0.9)),
     TABLE: ("ps", 1000, ["--slow_workers", "0.02"], ("test_rmse", -0.5)),
 }
 

@@ -86,7 +86,7 @@ case ${1##*/} in
   towers.py | mirrored.py) exec @python@ "$@" @device@ ;;
   copies.py | registry.py | setup.py | ports.py | -*) exec @python@ "$@" ;;
   cost_model.py | hard_data.py) exec @python@ "$@" ;;
-  curve.py | timeline.py | notebooks.py) @curve@ ;;
+  curve.py | timeline.py | notebooks.py | test_*.py) @curve@ ;;
 esac
 case " $* " in *" --write-readme "*) exec @python@ "$@" ;; esac
 [ -f "$1" ] || { echo "no script $1" >&2; exit 2; }

@@ -54,6 +54,7 @@ pytestmark = pytest.mark.timeout(400)
 LINE = re.compile(  # what a run of this program prints besides what all print
     r"(\[evaluator 0\] evaluator(: test accuracy [\d.]+ at global step \d+"
     r"|: .*/confusion\.png| follows .*)"
+    r"|\[evaluator 0\] still loading TensorFlow, for .*"
     r"|\[evaluator 0\] prepared \w+ as records in .*"
     r"|\[worker \d+\] (prepared \w+ as records in .*|ps \d holds \d+ bytes .*"
     r"|goes on in epoch \d+, \d+ of its \d+ images done"
@@ -862,18 +863,23 @@ def check_stats(done: dict, batch_size: int = 32) -> None:
 
 @pytest.mark.long
 def test_the_run_of_the_readme(tmp_path) -> None:
-    """Prepared, trained to 0.98, evaluated, exported, and one image is predicted."""
+    """Prepared, trained, evaluated, exported, and one image is predicted.
+
+    Half of its epochs; THOROUGH=1 makes them all.
+    """
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
     before = launch.tree(copy)
-    with run_sh(copy, LOGDIR=str(logdir)) as run:
+    steps, least = (808, 0.98) if launch.THOROUGH else (404, 0.96)
+    flags = [] if launch.THOROUGH else [f"--steps={steps}"]
+    with run_sh(copy, *flags, LOGDIR=str(logdir)) as run:
         assert run.wait(300) == 0, run.output
         run.nothing_left()
     assert not strange(run), run.output
     done = result(logdir)
-    assert done["test_accuracy"] >= 0.98 and done["global_steps"] == 808
+    assert done["test_accuracy"] >= least and done["global_steps"] == steps
     check_stats(done)
     evaluation = json.loads((logdir / "evaluator" / "evaluation.json").read_text())
-    assert evaluation["global_step"] == 808
+    assert evaluation["global_step"] == steps
     assert evaluation["test_accuracy"] == pytest.approx(done["test_accuracy"])
     confusion = np.array(evaluation["confusion"])
     assert confusion.sum() == 360
@@ -907,7 +913,7 @@ def test_the_run_of_the_readme(tmp_path) -> None:
 
     out = tell(logdir / "export", "test.npz", "images.npz")
     accuracy = float(re.search(r"accuracy ([\d.]+) of 360", out.stdout)[1])
-    assert accuracy >= 0.97 and out.returncode == 0, out.stderr
+    assert accuracy >= least - 0.01 and out.returncode == 0, out.stderr
     assert out.stdout.count("images.npz[") == 3
     bad = [
         ([alone, image], "has no exported model"),

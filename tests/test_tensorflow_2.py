@@ -26,6 +26,8 @@ SCRIPT = "parameter_server_strategy.py"
 FOLDER = "HogWild"
 PAGE = REPO / "docs" / "tensorflow-2.md"
 LATE = 3  # updates that were made again, at most, when a worker was killed
+# A worker that is killed is back before the other one has made them.
+STEPS = launch.thorough(1500, 4000)
 
 
 class ByHand(launch.ByHand):
@@ -109,7 +111,7 @@ def test_one_worker_makes_the_steps_of_plain_sgd(tmp_path) -> None:
 def test_a_worker_that_is_killed_comes_back(tmp_path) -> None:
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
     env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), MAX_RESTARTS="1")
-    with run_sh(copy, "--steps=4000", "--batch_size=64", **env) as run:
+    with run_sh(copy, f"--steps={STEPS}", "--batch_size=64", **env) as run:
         run.wait_for("[worker 0] step ")
         run.task("worker", 1).kill()
         run.wait_for("worker 1 ended with status 137; restart 1 of 1")
@@ -117,7 +119,7 @@ def test_a_worker_that_is_killed_comes_back(tmp_path) -> None:
         run.nothing_left()
     assert not [line for line in run.lines if not LINE.fullmatch(line)], run.output
     done = result(logdir)
-    assert 4000 <= done["global_steps"] <= 4000 + LATE
+    assert STEPS <= done["global_steps"] <= STEPS + LATE
     assert done["resumed_from"] == 0  # the coordinator has not lost anything
     assert min(done["rounds_per_worker"].values()) > 100, done
 
@@ -125,13 +127,13 @@ def test_a_worker_that_is_killed_comes_back(tmp_path) -> None:
 def test_the_others_go_on_without_a_worker(tmp_path) -> None:
     """By hand a killed worker does not come back; the rest ends, and by itself."""
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
-    with ByHand(copy, "--steps=3000", "--logdir", str(logdir)) as hand:
+    with ByHand(copy, f"--steps={STEPS}", "--logdir", str(logdir)) as hand:
         ps, chief, other = hand.start_all()
         chief.wait_for("step ")
         other.process.kill()
         assert chief.wait() == 0, chief.output
         assert ps.wait(15) == 0, ps.output
-    assert 3000 <= result(logdir)["global_steps"] <= 3000 + LATE
+    assert STEPS <= result(logdir)["global_steps"] <= STEPS + LATE
 
 
 @pytest.mark.parametrize(
@@ -145,22 +147,25 @@ def test_a_ps_or_the_coordinator_is_killed(job: str, said: str, tmp_path) -> Non
     """The run goes on from the last checkpoint; afterwards on another number of ps."""
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
     flags = ["--save_seconds=0.5", "--batch_size=64"]
-    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), MAX_RESTARTS="1")
-    with run_sh(copy, *flags, "--steps=4000", **env) as run:
+    # On a busy machine the ps that is back was lost once more: another start.
+    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), MAX_RESTARTS="3")
+    with run_sh(copy, *flags, f"--steps={STEPS}", **env) as run:
         wait_until(lambda: saved_step(logdir) > 0, 90, run)
         run.task(job, 0).kill()
-        run.wait_for(f"{job} 0 ended with status 137; restart 1 of 1")
+        run.wait_for(f"{job} 0 ended with status 137; restart 1 of 3")
         assert run.wait() == 0, run.output
         run.nothing_left()
     assert said in run.output
     resumed = int(re.findall(r"resumes from global step (\d+)", run.output)[-1])
     done = result(logdir)
-    assert 0 < resumed == done["resumed_from"] < 4000 <= done["global_steps"]
-    with run_sh(copy, *flags, "--steps=4100", **{**env, "NUM_PS": "2"}) as run:
+    assert 0 < resumed == done["resumed_from"] < STEPS <= done["global_steps"]
+    with run_sh(
+        copy, *flags, f"--steps={STEPS + 100}", **{**env, "NUM_PS": "2"}
+    ) as run:
         assert run.wait() == 0, run.output
     assert result(logdir)["resumed_from"] == done["global_steps"]
-    assert result(logdir)["global_steps"] == 4100
-    assert sum(result(logdir)["rounds_per_worker"].values()) == 4100
+    assert result(logdir)["global_steps"] == STEPS + 100
+    assert sum(result(logdir)["rounds_per_worker"].values()) == STEPS + 100
 
 
 def test_told_to_end_it_saves(tmp_path) -> None:

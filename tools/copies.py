@@ -157,11 +157,13 @@ def copied(example: registry.Example, plan: Plan) -> dict[str, str]:
     return shared
 
 
+@functools.cache
 def own_problem(text: str) -> bool:
     """Says whether a problem.py is one of its own, by its banners."""
     return any(banner[3] for banner in BANNER.finditer(text))
 
 
+@functools.cache
 def split(name: str, text: str) -> list[Part]:
     """Divides a file into its parts; what precedes the first banner is its own."""
     whole = name == "problem.py" and not own_problem(text)
