@@ -2,7 +2,9 @@
 
 The digits' perceptron is so small that a round is all messages; here it is all bytes.
 HogWild's own graph and rounds.py are what is measured, with a loss that costs next to
-nothing, ½ |w|², between processes of this machine, on 1 and on 2 ps:
+nothing, ½ |w|², between processes of this machine, on 1 and on 2 ps. A ps has one piece
+of the center variable, as in HogWild; the rows of four pieces on one ps show what more
+pieces would change:
 
     pull     the center variable, from the ps to the worker
     push     a vector of the worker's, from there to the ps
@@ -30,7 +32,8 @@ import time
 
 import runs
 
-PS = (1, 2)
+# Row: the number of ps, and of pieces of the center variable on each.
+CASES = {"1 ps": (1, 1), "1 ps, four pieces": (1, 4), "2 ps": (2, 1)}
 REPEATS = 7  # of each measurement; the first one warms up and does not count
 PARTS = ("pull", "push", "concat", "split", "update", "round")
 
@@ -107,13 +110,13 @@ def serve(args):
     del server
 
 
-def graphs(tf, script, args, spec, elements):
+def graphs(tf, script, args, spec, elements, pieces=1):
     """Returns {part: what to run}, the rounds of a call, and what has to run before."""
     rounds = script.rounds
     device = "/job:worker/task:0"
     setter = tf.train.replica_device_setter(cluster=spec, worker_device=device)
     with tf.device(setter):
-        count = len(args.ps_hosts)
+        count = pieces * len(args.ps_hosts)
         center = tf.get_variable(
             "center",
             initializer=tf.ones([elements]),
@@ -137,11 +140,10 @@ def graphs(tf, script, args, spec, elements):
         own = dict(trainable=False, collections=["own"], use_resource=True)
         with tf.device(device):
             vector = tf.Variable(tf.ones([elements]), name="vector", **own)
-            pieces = [
-                tf.Variable(tf.ones(piece.shape), name="piece", **own)
+            here = [
+                tf.Variable(tf.ones(piece.shape), name="piece", **own).read_value()
                 for piece in center
             ]
-            here = [piece.read_value() for piece in pieces]
             parts["concat"] = tf.concat(here, axis=0)
             parts["split"] = tf.split(
                 vector.read_value(), [piece.shape.num_elements() for piece in center]
@@ -184,7 +186,7 @@ def measure(args):
             stack.enter_context(runs.process([*command, "--hosts", ",".join(hosts)]))
         server, spec = server_of(tf, hosts, "worker", 0)
         flags = arguments(script, hosts)
-        parts, many, first = graphs(tf, script, flags, spec, args.elements)
+        parts, many, first = graphs(tf, script, flags, spec, args.elements, args.pieces)
         found = {"tcp before": loopback(size, args.repeats)}
         with tf.Session(server.target) as session:
             for step in first:
@@ -212,8 +214,7 @@ def as_op(thing):
 def markdown(rounds):
     """Returns bandwidth.md: the rates, over that of a plain connection."""
     rows = []
-    for ps in PS:
-        key = f"{ps} ps"
+    for key in CASES:
         size = runs.series(rounds, key, "bytes")
         plain = runs.series(rounds, key, "tcp")
 
@@ -232,7 +233,7 @@ def markdown(rounds):
                     runs.spread([1000 * s if s else None for s in seconds]),
                 ]
             )
-    sizes = {s for ps in PS for s in runs.series(rounds, f"{ps} ps", "bytes") if s}
+    sizes = {s for key in CASES for s in runs.series(rounds, key, "bytes") if s}
     text = ", ".join(f"{size / 1e6:g} MB" for size in sorted(sizes)) or "-"
     return (
         runs.count_of(rounds)
@@ -261,7 +262,7 @@ def parse_args(argv=None):
     )
     add("--repeats", type=runs.positive_int, default=REPEATS, help="of each part")
     # A task of the measurement: this script, started by itself.
-    for name in ("--ps", "--receive", "--serve", "--parent"):
+    for name in ("--ps", "--pieces", "--receive", "--serve", "--parent"):
         add(name, type=int, help=argparse.SUPPRESS)
     add("--hosts", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -281,12 +282,16 @@ def main():
         if args.quick:
             args.elements, args.repeats = 100_000, 3
 
-        def job(ps):
-            flags = ["--ps", ps, "--elements", args.elements, "--repeats", args.repeats]
+        def job(ps, pieces):
+            flags = ["--ps", ps, "--pieces", pieces]
+            flags += ["--elements", args.elements, "--repeats", args.repeats]
             return lambda: runs.run_script("bandwidth.py", *flags, timeout=args.timeout)
 
         cost = 12 + args.elements * args.repeats / 3e6
-        jobs = [runs.Job(f"{ps} ps", {"bandwidth"}, cost, job(ps)) for ps in PS]
+        jobs = [
+            runs.Job(key, {"bandwidth"}, cost, job(*case))
+            for key, case in CASES.items()
+        ]
         code = {"HogWild": runs.fingerprint("HogWild"), "elements": args.elements}
         rounds, progress = runs.in_rounds(jobs, args, "bandwidth", code)
         text = markdown(rounds)

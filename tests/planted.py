@@ -24,7 +24,8 @@ import time
 
 import launch
 
-RUN, FAULTS, PEERS, SYNC = (f"test_{n}.py" for n in ("run", "faults", "peers", "sync"))
+KNOW = "launcher", "run", "faults", "peers", "sync"
+LAUNCHER, RUN, FAULTS, PEERS, SYNC = (f"test_{name}.py" for name in KNOW)
 Fault = collections.namedtuple("Fault", "area what path old new knows")
 PLANTED = [
     Fault(
@@ -33,7 +34,7 @@ PLANTED = [
         "cluster/launch.py",
         "        if not over:\n",
         "        if False:\n",
-        RUN,
+        LAUNCHER,
     ),
     Fault(
         "launcher",
@@ -41,7 +42,7 @@ PLANTED = [
         "cluster/launch.py",
         "if status <= 2 or task.restarts",
         "if task.restarts",
-        FAULTS,
+        LAUNCHER,
     ),
     Fault(
         "launcher",
@@ -49,7 +50,7 @@ PLANTED = [
         "cluster/launch.py",
         '(("worker", 4), ("ps", 2))',
         '(("ps", 2),)',
-        RUN,
+        LAUNCHER,
     ),
     Fault(
         "launcher",
@@ -57,7 +58,7 @@ PLANTED = [
         "cluster/process.py",
         'f"[{self}] "',
         'f"[{self.job}] "',
-        RUN,
+        LAUNCHER,
     ),
     Fault(
         "exits",
@@ -65,7 +66,7 @@ PLANTED = [
         "cluster/process.py",
         "        return 128 - code if code < 0 else code\n\n    def why",
         "        return 1 if code < 0 else code\n\n    def why",
-        RUN,
+        LAUNCHER,
     ),
     Fault(
         "exits",
@@ -81,7 +82,7 @@ PLANTED = [
         "cluster/launch.py",
         "    os._exit(status)",
         "    os._exit(0)",
-        RUN,
+        LAUNCHER,
     ),
     Fault(
         "exits",

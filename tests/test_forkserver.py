@@ -145,3 +145,17 @@ def test_the_server_ends_with_the_tests_process():
     while runs(int(done.stdout)) and time.monotonic() < end:
         time.sleep(0.1)
     assert not runs(int(done.stdout))
+
+
+@pytest.mark.quick
+def test_only_a_fork_has_short_calls(tmp_path, monkeypatch):
+    """Its folder is the example's but for the most rounds of a call."""
+    names = ["cluster/lockstep.py", "cluster/rounds.py"]
+    for forks, changed in ((False, []), (True, names)):
+        monkeypatch.setattr(launch, "FORKS", forks)
+        copy = launch.copy_of("Ring-All-Reduce", tmp_path / str(forks))
+        here, there = launch.tree(copy), launch.tree(launch.REPO / copy.name)
+        assert sorted(name for name in here if here[name] != there[name]) == changed
+        for name in changed:
+            lines = set(here[name].splitlines()) - set(there[name].splitlines())
+            assert [line.partition(b"  #")[0] for line in lines] == [b"SIZES = (1, 3)"]
