@@ -370,6 +370,21 @@ def test_who_does_not_wait_for_long_says_nothing(clock, logdir, capsys) -> None:
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("alive", "failed", "saves"),
+    [(True, False, True), (False, False, False), (True, True, False)],
+)
+def test_a_chief_that_is_told_to_end_saves_a_whole_model(alive, failed, saves) -> None:
+    """No model of which a ps has lost its part, and none that has diverged."""
+    chief, saved = object.__new__(run.Run), []
+    chief.session, chief.saved = "session", (7, 0)
+    chief.is_alive = lambda session: alive
+    chief.rendezvous = types.SimpleNamespace(has_failed=lambda: failed)
+    chief.save = saved.append
+    chief._save_before_the_end()
+    assert saved == ["session"] * saves
+
+
 @pytest.mark.parametrize("steps", [100, None])
 def test_who_comes_when_the_run_is_over_is_told(steps, clock, logdir, capsys) -> None:
     """`steps` of the task; a program may not know them on a ps."""
