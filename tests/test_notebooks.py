@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import launch
@@ -208,10 +209,33 @@ class Watch:
         self.thread.join()
 
     def left(self):
-        _, alive = psutil.wait_procs(self.processes, timeout=5)
+        end = time.monotonic() + 5
+        while any(map(runs, self.processes)) and time.monotonic() < end:
+            time.sleep(0.05)
+        alive = [process for process in self.processes if runs(process)]
         # A child that has just been forked still has the servers of this process.
         ports = self.ports - listened_on(psutil.Process())
         return alive, [port for port in ports if listens(port)]
+
+
+def test_what_is_left_is_noticed():
+    with Watch() as watch:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1)
+        while not watch.processes:
+            time.sleep(0.05)
+    assert watch.left() == ([psutil.Process(child.pid)], [])
+    child.communicate(b"\n")
+    assert watch.left() == ([], [])
+
+
+def runs(process):
+    """Says whether a process is there, and is not another one of its number.
+
+    Numbers come again. psutil.wait_procs fails where one is that of a thread now.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def listened_on(process):
