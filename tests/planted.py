@@ -242,7 +242,7 @@ PLANTED = [
         "HogWild/README.md",
         "bash run.sh --slow_workers 0,0.02",
         "bash run.sh --slow_worker 0,0.02",
-        "test_pages.py",
+        "test_commands.py",
     ),
     Fault(
         "pages",
@@ -291,6 +291,8 @@ def first_failure(clone: pathlib.Path, *arguments: str) -> str:
     done = subprocess.run(
         [*python, *arguments], cwd=clone, capture_output=True, text=True
     )
+    if "KeyboardInterrupt" in done.stdout:  # which has found nothing
+        raise KeyboardInterrupt
     if done.returncode in (0, 5):  # 5: the file has no test of this level
         return ""
     test, why = (*FAILED.findall(done.stdout), (done.stdout[-300:], ""))[0]

@@ -231,7 +231,8 @@ def test_what_is_left_is_noticed():
 def runs(process):
     """Says whether a process is there, and is not another one of its number.
 
-    Numbers come again. psutil.wait_procs fails where one is that of a thread now.
+    Linux uses the numbers of ended processes again. psutil.wait_procs fails where a
+    thread has such a number now.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
