@@ -69,14 +69,14 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
     with tf.name_scope("read"), tf.control_dependencies([step]):
         weights = center.read_value()
 
-    # g_k := ∇ loss(w; mini-batch of worker k)   (worker)
+    # g_k := ∇ loss(w; mini-batch of worker k)   (worker: a bucket of layers at a time)
     with tf.name_scope("gradient"):
         value = loss(weights, batch())
-        (gradient,) = tf.gradients(value, weights)
+        buckets = ring.gradients(value, weights)
 
     # mean := (1/N) ∑ g_k   (worker → worker → ..., until every one has it)
     with tf.name_scope("all_reduce"):
-        mean = ring.mean(gradient)
+        mean = tf.concat([ring.mean(bucket) for bucket in buckets], axis=0)
         counted = stats.count(mean, args.batch_size)
 
     # w ← w − η_t mean   (worker: the same on every one)

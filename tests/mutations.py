@@ -187,6 +187,7 @@ SHELLS = RUN, "three_shells"
 DIVERGES = FAULTS, "chief_that_diverges"
 MEMBERS = "test_membership.py", "not run_sh and not come_and_go and not told_to_end"
 BUSY = "test_peers.py", "dies_while_the_chief_is_busy"
+CUT = "test_peers.py", "bucket"
 AROUND = [
     # One process's training: what it takes up, saves, and takes for its end.
     ("report", "if became in (APPLIED, LATE):", "if True:", "test_report.py", "round"),
@@ -276,6 +277,17 @@ AROUND = [
         "test_peers.py",
         "chief_that_has_left",
     ),
+    ("ring", "reversed(list(zip(", "list(list(zip(", *CUT),
+    ("ring", "buckets, size = [[], *buckets], 0", "buckets = [[], *buckets]", *CUT),
+    ("ring", "buckets[0].insert(0, ", "buckets[0].append(", *CUT),
+    (
+        "ring",
+        "for bucket in buckets]",
+        "for bucket in [buckets[0], *buckets[:-1]]]",
+        *CUT,
+    ),
+    ("ring", "if len(users) == 1 and users[0].type in", "if users[0].type in", *CUT),
+    ("ring", "if op in behind]", "]", *CUT),
     ("peers", "(owners == REPLACED.encode())", '(owners == b"")', *BUSY),
     ("peers", ", *late]:", "]:", "test_heartbeat.py", "tells_a_lost_worker"),
     (

@@ -234,7 +234,7 @@ PLANTED = [
         "cluster/training.py",
         "self.saver.recover_last_checkpoints(state.all_model_checkpoint_paths)",
         "pass",
-        RUN,
+        "test_report.py",
     ),
     Fault(
         "pages",

@@ -501,6 +501,24 @@ def test_a_bad_command_is_found(text: str, copy: Path) -> None:
         execute(copy, Path("README.md"), text, "check")
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("folder", registry.folders())
+def test_a_page_names_only_flags_that_there_are(folder: str) -> None:
+    """In every command of the scheme's page, those that are typed with dots too."""
+    script = registry.script_of(folder)
+    command = [sys.executable, "-B", script, "--help"]
+    said = subprocess.check_output(command, cwd=REPO / folder, text=True)
+    known = set(re.findall(r"--\w+", said))
+    page = (REPO / folder / "README.md").read_text()
+    code = [*re.findall(r"^```(?:bash|text)\n.*?^```", page, re.M | re.S)]
+    code += INLINE.findall(FENCED.sub("", page))
+    begin = rf"^(?!.*SCRIPT=)(?:.*[ =])?(?:bash run\.sh|{re.escape(script)})"
+    typed = rf"{begin} *([^#|;&`\n]*)"
+    commands = [c for part in code for c in re.findall(typed, part, re.M)]
+    flags = {flag for command in commands for flag in re.findall(r"--\w+", command)}
+    assert len(commands) > 1 and flags <= known
+
+
 def test_a_status_in_a_comment_is_expected() -> None:
     assert expected("KILL=x bash run.sh  # the run ends, with status 137") == 137
     assert expected("bash run.sh  # 2 workers") == 0

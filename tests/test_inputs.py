@@ -248,6 +248,7 @@ def test_a_space_in_a_list_of_hosts(words, capsys):
     check(end.value.code, capsys.readouterr().err, [said, "--worker_hosts a:1,b:2"])
 
 
+@pytest.mark.quick
 def test_a_space_elsewhere_is_no_mistake(capsys, tmp_path):
     """A path may have one beside a comma, and a list may be followed by a flag."""
     logdir = str(tmp_path / "red, green")
@@ -266,6 +267,7 @@ INNOCENT += ("NUM_OPS", "N_WORKERS", "MAX_WORKERS", "OMP_NUM_THREADS", "NUM_CPUS
 INNOCENT += ("DB_PORT", "BASE_PATH", "SLURM_NTASKS", "MAX_RETRIES", "WORKERS", "PORTS")
 
 
+@pytest.mark.quick
 def test_a_knob_that_is_nearly_one():
     from cluster import flags as module
 
@@ -277,6 +279,7 @@ def test_a_knob_that_is_nearly_one():
     assert module.misspelt(exact) is None
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("folder", SCHEMES)
 def test_every_script_refuses_them(folder, capsys, monkeypatch):
     """The same table, in process: nothing but the parser runs."""
@@ -293,6 +296,7 @@ def test_every_script_refuses_them(folder, capsys, monkeypatch):
         check(end.value.code, capsys.readouterr().err, words)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("folder, changes, words", OWN_MISTAKES)
 def test_a_wrong_flag_of_a_scheme(folder, changes, words, capsys, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -306,6 +310,7 @@ def test_a_wrong_tf_config(text, words):
     check(*hand("HogWild", [], TF_CONFIG=text), words)
 
 
+@pytest.mark.quick
 def test_an_evaluator_in_the_cluster_is_not_mine(monkeypatch):
     """Estimators had one; ours is another program's then."""
     cluster = {**CLUSTER, "chief": ["c:1"], "evaluator": ["e:1"]}

@@ -107,6 +107,89 @@ def test_all_get_the_same_bits() -> None:
     assert len(orders) == 2  # else this would show nothing
 
 
+def deep(w, x):
+    """A loss of 30 weights in four layers, the third of which it does not need."""
+    a, b, _, d = tf.split(w, [12, 8, 6, 4])
+    hidden = tf.nn.tanh(x @ tf.reshape(a, [3, 4]))
+    return tf.reduce_mean(
+        (tf.nn.tanh(hidden @ tf.reshape(b, [4, 2])) @ d[:2, None]) ** 2
+    )
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("bytes_", "sizes", "loss"),
+    [
+        (4 << 20, [30], deep),
+        (24, [12, 8, 10], deep),
+        (1, [12, 8, 6, 4], deep),
+        (1, [30], lambda w, x: deep(w, x) + tf.nn.l2_loss(w)),
+        (1, [30], lambda w, x: tf.reduce_sum(w[:3] * x**3)),
+    ],
+    ids=["short", "two layers in one", "each layer", "also the whole", "slices"],
+)
+@pytest.mark.parametrize("slow", [0, 0.001])
+def test_buckets_are_the_gradient(bytes_, sizes, loss, slow, monkeypatch) -> None:
+    """Each once and in its place, on a slow worker as on others."""
+    monkeypatch.setattr(peer_harness.ring, "BUCKET", bytes_)
+    args = types.SimpleNamespace(slow_workers=[slow], task_index=0)
+    rng = np.random.default_rng(0)
+    with tf.Graph().as_default(), tf.Session() as session:
+        w = tf.identity(tf.constant(rng.normal(size=30), tf.float32))
+        x = tf.constant(rng.normal(size=(5, 3)), tf.float32)
+        value = rounds.slowed(loss, args)(w, x)
+        buckets = peer_harness.ring.Ring.gradients(value, w)
+        assert [bucket.shape.num_elements() for bucket in buckets] == sizes
+        whole = tf.gradients(loss(w, x), w)[0]
+        found, wanted = session.run([tf.concat(buckets, axis=0), whole])
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.quick
+def test_a_bucket_waits_for_no_layer_before_its_own(monkeypatch) -> None:
+    """So its all-reduce can go on while their gradients are computed."""
+    monkeypatch.setattr(peer_harness.ring, "BUCKET", 1)
+    with tf.Graph().as_default():
+        w, x = tf.identity(tf.ones([30])), tf.ones([5, 3])
+        buckets = peer_harness.ring.Ring.gradients(deep(w, x), w)
+        products = {  # of the gradients of the first two layers
+            op
+            for op in behind([buckets[0].op, buckets[1].op])
+            if op.type == "MatMul" and "grad" in op.name
+        }
+        mine = behind([buckets[3].op])
+        assert len(products) == 4 and len(products & mine) == 0
+
+
+@pytest.mark.quick
+def test_a_loss_without_a_gradient_is_a_mistake() -> None:
+    with tf.Graph().as_default():
+        w = tf.identity(tf.ones([30]))
+        value = tf.cast(tf.argmax(tf.split(w, 2)[0]), tf.float32)
+        with pytest.raises(ValueError, match="does not change with the weights"):
+            peer_harness.ring.Ring.gradients(value, w)
+
+
+def test_a_ring_with_buckets_is_the_ring(monkeypatch) -> None:
+    """Two workers add up two numbers, whatever bucket they are in: the same bits."""
+
+    def extra(peer):
+        w = tf.identity(tf.constant(np.linspace(-1, 1, 30), tf.float32))
+        x = tf.constant(np.random.default_rng(peer.index).normal(size=(5, 3)))
+        buckets = peer.ring.gradients(deep(w, tf.cast(x, tf.float32)), w)
+        means = [peer.ring.mean(bucket) for bucket in buckets]
+        return tf.concat(means, axis=0), len(buckets)
+
+    found = {}
+    for size, count in ((4 << 20, 1), (1, 4)):
+        monkeypatch.setattr(peer_harness.ring, "BUCKET", size)
+        with Peers(RING, streams=[[0.0]] * 2, extra=extra) as run:
+            assert [peer.extra[1] for peer in run.workers] == [count] * 2
+            made = run.at_once(lambda peer: peer.session.run(peer.extra[0]))
+        found[count] = {mean.tobytes() for mean in made}
+    assert len(found[1]) == 1 and found[4] == found[1]
+
+
 @pytest.mark.parametrize("name", ["center", "global_step"])
 def test_weights_that_differ_in_one_bit_are_found(name: str) -> None:
     with Peers(RING, start=[1.0] * 5, streams=[[0.0]] * 3) as run:
@@ -1038,6 +1121,34 @@ def test_a_worker_that_dies_while_the_chief_is_busy(back, tmp_path) -> None:
         assert chief.wait(20) == 138, chief.output
         where = f"worker 1 at {hand.workers[1]}"
         assert f"lost {where}, and a ring" in chief.lines[-1], chief.output
+
+
+@pytest.mark.quick
+def test_a_second_process_of_a_worker_does_not_end_the_run_of_the_first() -> None:
+    """It finds the first one alive, and ends before it tells the chief anything."""
+    peers = importlib.import_module("cluster.peers")
+    told = []
+
+    def compare():
+        raise SystemExit(2)  # it has said: worker 1 is there already
+
+    @contextlib.contextmanager
+    def session():
+        yield types.SimpleNamespace(run=lambda _: (None, [True, True]))
+
+    rendezvous = types.SimpleNamespace(
+        compare=compare,
+        session=session,
+        others=None,
+        state=types.SimpleNamespace(owners=None),
+        tell=lambda *what: told.append(what),
+    )
+    successor = types.SimpleNamespace(
+        args=types.SimpleNamespace(task_index=1), rendezvous=rendezvous
+    )
+    with pytest.raises(SystemExit):
+        peers.Run._is_free(successor)
+    assert not told
 
 
 @pytest.mark.quick

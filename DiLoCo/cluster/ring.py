@@ -29,6 +29,7 @@ GROUP = 1  # the key of the ring: all workers of a run have the same
 # anew for every message, page by page. And small chunks overlap adding and sending.
 CHUNK = 2 << 20
 RINGS = 8  # the most at one time: more of them gain nothing
+BUCKET = 4 << 20  # bytes of a gradient that go around as soon as they are there
 
 
 def traffic(size, workers):
@@ -45,6 +46,26 @@ def rings(size, workers):
     It is the same number on all workers, because it follows from the size alone.
     """
     return int(min(max(size / workers // CHUNK, 1), RINGS))
+
+
+def layers(value, vector):
+    """Returns the pieces into which the loss `value` cuts `vector`, in their order.
+
+    A loss cuts it by one `tf.split`, or it is one piece.
+    """
+    behind, waiting = set(), [value.op]
+    while waiting:
+        op = waiting.pop()
+        if op not in behind:
+            behind.add(op)
+            waiting += [tensor.op for tensor in op.inputs]
+    # The sleep of a slow worker needs the vector too, but the loss does not need it.
+    users = [op for op in vector.consumers() if op in behind]
+    if len(users) == 1 and users[0].type == "Identity":
+        return layers(value, users[0].outputs[0])
+    if len(users) == 1 and users[0].type in ("Split", "SplitV"):
+        return users[0].outputs
+    return [vector]
 
 
 class Ring:
@@ -72,6 +93,28 @@ class Ring:
     def center(self, learning):
         """Returns the center variable of a Problem: all of it on every worker."""
         return tf.get_variable("center", initializer=learning.start)
+
+    @staticmethod
+    def gradients(value, vector):
+        """Returns ∇ value(vector) in buckets: end to end they are the gradient [P].
+
+        Backpropagation has the gradient of the last layer first. So a long vector has a
+        bucket for each few layers, and a bucket can go around the ring while the layers
+        before it are still computed. All workers have the same buckets. Raises
+        ValueError if there is no gradient.
+        Source: Li et al., PyTorch Distributed, 2020, arXiv 2006.15704, section 3.2.
+        """
+        pieces, buckets, size = layers(value, vector), [], BUCKET
+        found = tf.gradients(value, pieces)
+        if all(gradient is None for gradient in found):
+            raise ValueError("the loss does not change with the weights: no gradient")
+        for piece, gradient in reversed(list(zip(pieces, found, strict=True))):
+            if size >= BUCKET:
+                buckets, size = [[], *buckets], 0
+            some = tf.zeros_like(piece) if gradient is None else gradient
+            buckets[0].insert(0, tf.convert_to_tensor(some))
+            size += piece.dtype.size * piece.shape.num_elements()
+        return [tf.concat(bucket, axis=0) for bucket in buckets]
 
     def _reduced(self, tensor, merge, final="Id"):
         if self.workers == 1:
