@@ -21,6 +21,7 @@ one round of each ring, as TensorFlow has traced it. Needs Linux and root.
 
 import contextlib
 import json
+import re
 import statistics
 import tempfile
 import time
@@ -38,20 +39,11 @@ PARTS = ["ring", "ahead"]
 WHOLE, BUCKETS = "whole gradient", "in buckets"
 LATER, SOONER = "after the update", "during the gradient"
 MODEL = runs.HERE / "problems" / "deep.py"
-# In a copy: one bucket for all; a pull that waits for the pull before it, and no more.
+# In a copy: one bucket for all.
 ONE_BUCKET = "\n\nfrom cluster import ring\n\nring.BUCKET = 1 << 60\n"
 # A call of one round would have no next round to pull for.
 TEN_TO_A_CALL = "\n\nfrom cluster import rounds\n\nrounds.CALL = 1e9\n"
-PULL = (
-    "        pulled = rounds.pull(center, after=last.update)\n"
-    "        seen = stats.read_step(after=last.update[:1])\n"
-)
-PULL_AHEAD = (
-    "        before = globals().pop('before', []) if last.update else []\n"
-    "        with tf.control_dependencies(before):\n"
-    "            pulled, seen = rounds.pull(center), stats.read_step()\n"
-    "        globals()['before'] = [pulled]\n"
-)
+PAGE = runs.REPO / "docs" / "problem.md"  # has the change of HogWild's script
 RECORDER = runs.REPO / "tools" / "timeline_recorder.py"
 TRACED = 3.0  # seconds
 
@@ -68,23 +60,33 @@ def hosts_of(ps, workers, bits):
 
 
 @contextlib.contextmanager
-def example(folder, more="", change=None):
-    """Gives the folder of an example with the deep model, and flags of its script."""
+def example(folder, more="", diff=""):
+    """Gives the folder of an example with the deep model, and flags of its script.
+
+    `more` goes into its problem.py; `diff` is for its script, and has changed lines
+    only.
+    """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
         text = Path(parent, "more.py")
         text.write_text("\n\n" + MODEL.read_text() + more)
-        with runs.variant(runs.REPO / folder, change, {"problem.py": text}) as copy:
+        with runs.variant(runs.REPO / folder, None, {"problem.py": text}) as copy:
+            script = copy / runs.registry.script_of(folder)
+            for old, new in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)+)", diff, re.M):
+                old, new = (re.sub("^[-+]", "", t, flags=re.M) for t in (old, new))
+                if script.read_text().count(old) != 1:
+                    raise runs.Unfinished(f"{script.name} has not once {old!r}")
+                script.write_text(script.read_text().replace(old, new))
             flags = ["--batch_size", BATCH, "--learning_rate", RATE]
             flags += ["--save_seconds", 3600, "--logdir", Path(parent, "logdir")]
             yield copy, flags
 
 
-def measure(folder, ps, workers, gigabits, more="", change=None, timeout=runs.TIMEOUT):
+def measure(folder, ps, workers, gigabits, more="", diff="", timeout=runs.TIMEOUT):
     """Returns the seconds of a round of each worker, and the mean staleness."""
     steps = STEPS * (workers if ps else 1)
     what = f"{folder}, {runs.workers(workers)}, {gigabits} Gbit/s"
     with contextlib.ExitStack() as stack:
-        copy, flags = stack.enter_context(example(folder, more, change))
+        copy, flags = stack.enter_context(example(folder, more, diff))
         made = stack.enter_context(hosts_of(ps, workers, 1e9 * gigabits))
         script = copy / runs.registry.script_of(folder)
         words = [*flags, "--steps", steps]
@@ -104,6 +106,12 @@ def measure(folder, ps, workers, gigabits, more="", change=None, timeout=runs.TI
     return {"round": each * (ended - began) / (last - first), "staleness": staleness}
 
 
+def pull_ahead():
+    """Returns the diff of HogWild that pulls during the gradient, as a page has it."""
+    section = PAGE.read_text().partition("\n## A pull during the gradient\n")[2]
+    return re.search(r"^```diff\n(.*?)^```", section, re.S | re.M)[1]
+
+
 def plan(only, quick=False):
     """Returns {key: arguments of `measure`} of the chosen parts."""
     found = {}
@@ -112,9 +120,9 @@ def plan(only, quick=False):
             for name, more in ((WHOLE, ONE_BUCKET), (BUCKETS, "")):
                 found[f"ring, {gigabits:g}, {name}"] = RING, 0, 2, gigabits, more
         for workers in (1, 2) if "ahead" in only and gigabits == 1 else ():
-            for name, change in ((LATER, None), (SOONER, (PULL, PULL_AHEAD))):
+            for name, diff in ((LATER, ""), (SOONER, pull_ahead())):
                 key = f"ahead, {gigabits:g}, {workers}, {name}"
-                found[key] = AHEAD, 1, workers, gigabits, TEN_TO_A_CALL, change
+                found[key] = AHEAD, 1, workers, gigabits, TEN_TO_A_CALL, diff
     return found
 
 

@@ -49,6 +49,7 @@ KERAS_CONVOLUTION = PERCEPTRON + KERAS_CONVOLUTION
 (EXPORT,) = code("Read the trained parameters")
 (ADAM,) = code("Adam", "diff")
 (SCHEDULE,) = code("A learning rate", "diff")
+(AHEAD,) = code("A pull during", "diff")
 
 
 @functools.cache
@@ -199,6 +200,47 @@ def test_a_falling_rate(num_ps: int, tmp_path: Path) -> None:
     found, last = centers(SCHEDULE.replace("/ 1000", "/ 2"), num_ps, tmp_path)
     np.testing.assert_allclose(found, expected[:5], 1e-5)
     np.testing.assert_allclose(last, expected[-1], 1e-5)
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_a_pull_during_the_gradient(num_ps: int, tmp_path: Path) -> None:
+    """Every gradient is applied once, at most one update late, which no pull awaits."""
+    module = changed(AHEAD, tmp_path)
+    run = functools.partial(Run, "HogWild", module=module, streams=(BATCHES,))
+    with run(start=[0.0] * 3, num_ps=num_ps, rounds=10, watch=True) as ten:
+        worker = ten.workers[0]
+        made = [worker.call() for _ in range(2)]
+        assert [push.step for call in made for push in call] == list(range(1, 21))
+        assert {push.staleness for call in made for push in call} <= {0, 1}
+        # w := −η ∑ (w_seen − c), whatever each round has seen
+        gradients = [w - c for w, c in worker.passes]
+        assert len(gradients) == 20
+        np.testing.assert_allclose(worker.now(), -0.1 * np.sum(gradients, 0), 1e-5)
+        for number in range(1, 10):
+            reads = operations(worker, f"round_{number}/pull/.*ReadVariableOp")
+            needed = {op.name for op in behind(reads)}
+            updates = [
+                {op.name for op in operations(worker, f"round_{n}/update/Assign")}
+                for n in range(number)
+            ]
+            assert not updates[-1] & needed
+            assert all(update and update <= needed for update in updates[:-1])
+
+
+def operations(worker: object, name: str) -> list:
+    """Returns the operations of a worker whose names begin so."""
+    return [op for op in worker.graph.get_operations() if re.match(name, op.name)]
+
+
+def behind(waiting: list) -> set:
+    """Returns the operations that some operations wait for."""
+    found = set()
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return found
 
 
 def losses_of(one_round: object) -> object:
