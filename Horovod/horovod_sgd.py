@@ -15,14 +15,13 @@ Run: bash run.sh
 # --- Imports -----------------------------------------------------------------
 
 import os
+import time
 
 import numpy as np
 
 from cluster import flags, rounds, task, training
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import problem
-
-CALLS = 100  # updates in a row, before a look at log, curves and checkpoint
 
 # --- Graph -------------------------------------------------------------------
 
@@ -51,12 +50,16 @@ class Calls:
     """Updates in a row; each of them is made by all workers together."""
 
     def __init__(self, loss, train):
-        self.fetches = loss, train
+        self.fetches, self.begun = (loss, train), False
 
     def make(self, session, left, report):
-        """Makes updates, and returns how many are left; see rounds.Calls."""
-        first, losses = report.args.steps - left + 1, []
-        for _ in range(min(CALLS, left)):
+        """Makes updates for about a second; returns how many are left.
+
+        The first time it makes one, so that the clock of a rate starts there.
+        """
+        until = time.monotonic() + (rounds.LOOK if self.begun else 0)
+        first, losses, self.begun = report.args.steps - left + 1, [], True
+        while len(losses) < left and (not losses or time.monotonic() < until):
             losses.append(session.run(self.fetches)[0])
         losses = np.array(losses)
         counts = [[first + i, 0, rounds.APPLIED] for i in range(len(losses))]

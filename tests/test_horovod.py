@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import signal
 import subprocess
+import types
 from pathlib import Path
 
 import launch
@@ -220,6 +222,31 @@ def test_no_end(fake):
         assert run.wait(60) == 124, run.output
         run.nothing_left()
     assert run.lines[-1] == "run.sh: no end after TIMEOUT=1 s"
+
+
+@pytest.mark.quick
+def test_the_clock_of_a_rate_starts_at_the_first_update(monkeypatch):
+    """And there is a look about every second, however long an update takes."""
+    launch.reference()  # Horovod's cluster/ is that of the others
+    path = HOROVOD / "horovod_sgd.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    script, now, made = importlib.util.module_from_spec(spec), [1000.0], []
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script.time, "monotonic", lambda: now[0])
+
+    def run(_):
+        now[0] += 0.3
+        return 1.5, None
+
+    calls = script.Calls("loss", "train")
+    report = types.SimpleNamespace(
+        args=types.SimpleNamespace(steps=10, task_index=0),
+        rounds=lambda losses, counts: made.append(counts[:, 0].tolist()),
+    )
+    left = 10
+    while left:
+        left = calls.make(types.SimpleNamespace(run=run), left, report)
+    assert made == [[1], [2, 3, 4, 5], [6, 7, 8, 9], [10]]
 
 
 def test_the_commands_have_launchers_that_engines_do_not_start():
