@@ -582,11 +582,29 @@ def git(*words: str) -> str:
     return done.stdout
 
 
+def files_behind(script: str) -> list[str]:
+    """Returns what a script of benchmarks/ depends on, as git names it.
+
+    That is the script, those that it imports, and the examples that they name.
+    """
+    folder, found, waiting = REPO / "benchmarks", {}, [script]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and (folder / name).exists():
+            found[name] = text = (folder / name).read_text()
+            modules = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
+            waiting += [f"{module}.py" for module in modules]
+    text = "".join(found.values())
+    named = [f for f in [*runs.registry.folders(), "Horovod"] if f'"{f}"' in text]
+    examples = runs.registry.folders() if "runs.examples()" in found[script] else named
+    paths = [f":(glob){f}/{files}" for f in examples for files in ("*.py", "cluster/*")]
+    return [*(f"benchmarks/{name}" for name in found), *paths]
+
+
 def of_which_code() -> dict[str, tuple[list[str], list[str]]]:
     """Returns {section: (commits of its tables, files that they depend on)}.
 
-    They are the section's script and the code of the examples, which a table's numbers
-    belong to. Where a row says "the code of X", that is the commit.
+    Where a row says "the code of X", that is the commit.
     """
     page = (REPO / "benchmarks" / "README.md").read_text()
     found = {}
@@ -598,9 +616,20 @@ def of_which_code() -> dict[str, tuple[list[str], list[str]]]:
         name = section[1 : section.index("]")]
         text = re.split(rf"^##+ {re.escape(name)}$", page, flags=re.MULTILINE)[1]
         scripts = re.findall(r"benchmarks/(\w+\.py)", re.split(r"^## ", text)[0])
-        files = [f"benchmarks/{script}" for script in scripts[:1]]
-        found[name] = commits, [*files, ":(glob)[A-Z]*/*.py", ":(glob)[A-Z]*/cluster/*"]
+        found[name] = commits, files_behind(scripts[0])
     return found
+
+
+def has_changed(commit: str, path: str) -> bool:
+    """Says whether a file's code has changed since then: not only its comments."""
+    if not path.endswith(".py") or not (REPO / path).exists():
+        return True
+    names = git("ls-tree", "--name-only", commit, "--", path)
+    if not names:
+        return True
+    return runs.bare(git("show", f"{commit}:{path}")) != runs.bare(
+        (REPO / path).read_text()
+    )
 
 
 def test_tables_whose_code_has_changed_are_named() -> None:
@@ -610,7 +639,8 @@ def test_tables_whose_code_has_changed_are_named() -> None:
     for name, (commits, files) in sections.items():
         assert commits, f"{name}: of which commit is it?"
         for commit in commits:
-            if git("diff", "--name-only", commit, "HEAD", "--", *files):
+            differ = git("diff", "--name-only", commit, "HEAD", "--", *files)
+            if any(has_changed(commit, path) for path in differ.splitlines()):
                 old[name] = commit
     if old:
         said = ", ".join(f"{name} ({commit})" for name, commit in old.items())
