@@ -129,7 +129,9 @@ def plan(only, quick=False):
 def jobs_of(args):
     """Returns the measurements of a round."""
     return [
-        runs.Job(key, {key.split(",")[0]}, 35, lambda a=a: measure(*a))
+        runs.Job(
+            key, {key.split(",")[0]}, 35, lambda a=a: measure(*a, timeout=args.timeout)
+        )
         for key, a in plan(args.only, args.quick).items()
     ]
 

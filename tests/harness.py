@@ -334,6 +334,17 @@ def at_once(workers: Sequence, work: Callable) -> list:
     return results
 
 
+def behind(fetches: list) -> set:
+    """Returns the operations that are needed for what a call fetches."""
+    found, waiting = set(), [getattr(x, "op", x) for x in tf.nest.flatten(fetches)]
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += [*(x.op for x in op.inputs), *op.control_inputs]
+    return found
+
+
 class Run:
     """Workers of one scheme that meet at one center variable.
 

@@ -23,7 +23,7 @@ import peer_harness
 import pytest
 import registry
 import rules
-from harness import STREAMS, rounds, tf
+from harness import STREAMS, behind, rounds, tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from launch import LINE, copy_of, load, result, run_sh, saved_step, wait_until
@@ -588,17 +588,6 @@ def test_any_sharded_is_the_rule(case: types.SimpleNamespace, stage: int) -> Non
     with Peers(SHARDED, *flags, **options) as run:
         found = run.trace(3)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
-
-
-def behind(fetches: list) -> set:
-    """Returns the operations that are needed for what a call fetches."""
-    found, waiting = set(), [getattr(x, "op", x) for x in tf.nest.flatten(fetches)]
-    while waiting:
-        op = waiting.pop()
-        if op not in found:
-            found.add(op)
-            waiting += [*(x.op for x in op.inputs), *op.control_inputs]
-    return found
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -17,7 +17,7 @@ from pathlib import Path
 import launch
 import numpy as np
 import pytest
-from harness import SCHEMES, Run, in_turn, rounds, tf
+from harness import SCHEMES, Run, behind, in_turn, rounds, tf
 from launch import REPO, copy_of, result, run_sh
 
 PAGE = (REPO / "docs" / "problem.md").read_text()
@@ -230,17 +230,6 @@ def test_a_pull_during_the_gradient(num_ps: int, tmp_path: Path) -> None:
 def operations(worker: object, name: str) -> list:
     """Returns the operations of a worker whose names begin so."""
     return [op for op in worker.graph.get_operations() if re.match(name, op.name)]
-
-
-def behind(waiting: list) -> set:
-    """Returns the operations that some operations wait for."""
-    found = set()
-    while waiting:
-        op = waiting.pop()
-        if op not in found:
-            found.add(op)
-            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return found
 
 
 def losses_of(one_round: object) -> object:
