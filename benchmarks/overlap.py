@@ -94,14 +94,9 @@ def measure(folder, ps, workers, gigabits, more="", diff="", timeout=runs.TIMEOU
         lines = runs.Lines(tasks["worker0"][0].stdout)
         predictions.watch(tasks, timeout, what)
         lines.join(5)
-        folder = flags[flags.index("--logdir") + 1]
-        staleness = json.loads((folder / "result.json").read_text())["mean_staleness"]
-    found = [(when, runs.FINAL.search(line)) for when, line in lines.lines]
-    points = [(when, int(match[1])) for when, match in found if match]
-    points = [one for one in points if one[1] >= 0.4 * steps]
-    if len(points) < 2:
-        raise runs.Unfinished(f"{what}: the chief printed too few lines")
-    (began, first), (ended, last) = points[0], points[-1]
+        logdir = flags[flags.index("--logdir") + 1]
+        staleness = json.loads((logdir / "result.json").read_text())["mean_staleness"]
+    (began, first), (ended, last) = predictions.steady(lines.lines, steps, what)
     each = workers if ps else 1
     return {"round": each * (ended - began) / (last - first), "staleness": staleness}
 
@@ -172,8 +167,10 @@ def recorded(more, timeout=runs.TIMEOUT):
 
 
 def round_of(recording):
-    """Returns [(task, kind, start, end)] of a round of median length, in ms from its
-    start; kind is forward, backward or all-reduce."""
+    """Returns [(task, kind, start, end)] of a round of median length.
+
+    Times are in milliseconds from its start; kind is forward, backward or all-reduce.
+    """
     spans = {}
     for number, call in enumerate(recording[0]["calls"]):
         for place in range(len(call["counts"])):
@@ -204,17 +201,20 @@ def of_round(recording, number, place):
     return [(t, k, start - begin, end - begin) for t, k, start, end in found]
 
 
-COLORS = {"forward": figures.SKY, "backward": figures.BLUE}
-COLORS |= {"all-reduce": figures.PURPLE}
+COLORS = {
+    "forward": figures.SKY,
+    "backward": figures.BLUE,
+    "all-reduce": figures.PURPLE,
+}
 
 
 def lanes(bars):
-    """Returns the bars (start, end), each with the first lane that is free."""
+    """Returns the bars (start, end, kind), each with the first lane that is free."""
     free, found = [], []
-    for start, end in sorted(bars):
+    for start, end, kind in sorted(bars):
         lane = next((k for k, until in enumerate(free) if until <= start), len(free))
         free[lane : lane + 1] = [end]
-        found.append((start, end, lane))
+        found.append((start, end, kind, lane))
     return found
 
 
@@ -228,11 +228,10 @@ def draw(rounds, out):
         marks = []
         for row, task in enumerate(sorted({task for task, *_ in found})):
             for kinds, top in ((("forward", "backward"), 0.0), (("all-reduce",), 0.4)):
-                bars = [(s, e) for t, k, s, e in found if t == task and k in kinds]
-                placed = lanes(bars)
+                mine = [(s, e, k) for t, k, s, e in found if t == task and k in kinds]
+                placed = lanes(mine)
                 deep = max(lane for *_, lane in placed) + 1
-                for start, end, lane in placed:
-                    kind = next(k for _, k, s, e in found if (s, e) == (start, end))
+                for start, end, kind, lane in placed:
                     axis.broken_barh(
                         [(start, end - start)],
                         (row + top + 0.36 * lane / deep, 0.33 / deep),

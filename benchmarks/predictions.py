@@ -193,12 +193,7 @@ def train(cell, setup, steps, timeout):
         lines.join(5)
         folder = pathlib.Path(flags[flags.index("--logdir") + 1])
         result = json.loads((folder / "result.json").read_text())
-    found = [(when, runs.FINAL.search(line)) for when, line in lines.lines]
-    points = [(when, int(match[1])) for when, match in found if match]
-    points = [one for one in points if one[1] >= 0.4 * steps]
-    if len(points) < 2:
-        raise runs.Unfinished(f"{name_of(cell)}: the chief printed too few lines")
-    (began, first), (ended, last) = points[0], points[-1]
+    (began, first), (ended, last) = steady(lines.lines, steps, name_of(cell))
     times = np.array([when for when, _ in looks])
     core = {}
     for name in tasks:
@@ -215,6 +210,19 @@ def train(cell, setup, steps, timeout):
         "late": result["seconds_to_all_started"],
         "in_use": in_use([one for one in cable if began <= one[0] <= ended], bits),
     }
+
+
+def steady(lines, steps, what):
+    """Returns (time, step) of the chief's line at 40 % of the steps, and of its last.
+
+    `lines` are those of runs.Lines. Raises runs.Unfinished if there are no two.
+    """
+    found = [(when, runs.FINAL.search(line)) for when, line in lines]
+    points = [(when, int(match[1])) for when, match in found if match]
+    points = [one for one in points if one[1] >= 0.4 * steps]
+    if len(points) < 2:
+        raise runs.Unfinished(f"{what}: the chief printed too few lines")
+    return points[0], points[-1]
 
 
 def carried(pid):

@@ -568,6 +568,25 @@ def test_results_without_a_ps(tmp_path: Path) -> None:
     assert (tmp_path / "peers.md").read_text() == text
 
 
+# --- While a worker computes -----------------------------------------------------
+
+
+def test_bars_that_overlap_have_lanes_of_their_own(tmp_path) -> None:
+    """And the picture and the tables of made-up rounds are made."""
+    overlap = importlib.import_module("overlap")
+    bars = [(0, 4, "a"), (1, 2, "b"), (2, 5, "b"), (4, 6, "a")]
+    assert [lane for *_, lane in overlap.lanes(bars)] == [0, 1, 1, 0]
+    kinds = ("forward", "backward", "all-reduce")
+    one = [
+        (f"worker {k}", kind, i, i + 2) for k in (0, 1) for i, kind in enumerate(kinds)
+    ]
+    overlap.draw({overlap.WHOLE: one, overlap.BUCKETS: one}, tmp_path)
+    assert "in buckets: 4 ms" in (tmp_path / "overlap.svg").read_text()
+    plan = overlap.plan(overlap.PARTS)
+    text = overlap.markdown([{key: dict(round=0.5, staleness=1.0) for key in plan}])
+    assert len(plan) == 10 and text.count("| 500 | 500 | 1.00 |") == 5
+
+
 # --- Of which code a table is ---------------------------------------------------
 
 

@@ -504,7 +504,7 @@ def test_a_bad_command_is_found(text: str, copy: Path) -> None:
 @pytest.mark.quick
 @pytest.mark.parametrize("folder", registry.folders())
 def test_a_page_names_only_flags_that_there_are(folder: str) -> None:
-    """In every command of the scheme's page, those that are typed with dots too."""
+    """Also in commands with dots, which are not executed."""
     script = registry.script_of(folder)
     command = [sys.executable, "-B", script, "--help"]
     said = subprocess.check_output(command, cwd=REPO / folder, text=True)
