@@ -1,6 +1,8 @@
 """What a test run inherits, and what it says last: which tests it has left out."""
 
 import collections
+import gc
+import os
 import signal
 
 import hypothesis
@@ -22,6 +24,11 @@ hypothesis.settings.register_profile(
     "guide", deadline=None, derandomize=True, phases=PHASES
 )
 hypothesis.settings.load_profile("guide")
+
+# The objects of a graph live as long as its test; Python need not look so often.
+gc.set_threshold(50_000, 20, 20)
+if not launch.THOROUGH:  # of this process only
+    os.environ[launch.ONE_DNN] = "0"
 
 
 @pytest.fixture(autouse=True)

@@ -109,10 +109,12 @@ def start_server() -> socket.socket:
     """
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
     ours, theirs = socket.socketpair()
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    env.pop("TF_ENABLE_ONEDNN_OPTS", None)  # of tests in this process, see conftest.py
     subprocess.Popen(
         [sys.executable, "-B", __file__, str(theirs.fileno()), "." * SHOWN],
         pass_fds=[theirs.fileno()],
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        env=env,
         start_new_session=True,
     )
     theirs.close()

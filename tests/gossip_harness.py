@@ -85,6 +85,7 @@ class Gossiper:
             self.begin = [incarnation.close(), tf.global_variables_initializer()]
             local = [tf.local_variables_initializer(), initializer]
         config = tf.ConfigProto(operation_timeout_in_ms=1000 * LIMIT)
+        launch.without_optimizer(config)
         if self.pulls:
             rewriter = config.graph_options.rewrite_options
             rewriter.dependency_optimization = rewriter.OFF  # see harness.noted

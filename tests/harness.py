@@ -206,9 +206,9 @@ class Worker:
             device_filters=["/job:ps", self.device],
             operation_timeout_in_ms=1000 * LIMIT,
         )
-        rewriter = config.graph_options.rewrite_options
-        rewriter.meta_optimizer_iterations = rewriter.ONE  # of two alike: half the time
+        launch.without_optimizer(config)
         if self.pulls:
+            rewriter = config.graph_options.rewrite_options
             rewriter.dependency_optimization = rewriter.OFF  # see `noted`
         self.session = tf.Session(targets[index], graph=self.graph, config=config)
         # What is checked with a heartbeat has a graph of its own, as in `rendezvous`.

@@ -59,6 +59,19 @@ LINE = re.compile(
 LAUNCHERS = ("run.sh", "cluster/launch.py", "/launcher.py")
 
 
+# A test's graph runs a few times only: TensorFlow's optimizer, and its pass for oneDNN,
+# take longer than they save. conftest.py sets this to "0"; `environment` unsets it.
+ONE_DNN = "TF_ENABLE_ONEDNN_OPTS"
+
+
+def without_optimizer(config) -> None:
+    """Has TensorFlow run a graph as it was built, but with THOROUGH=1.
+
+    `config` is the ConfigProto of a session in this process.
+    """
+    config.graph_options.rewrite_options.disable_meta_optimizer = not THOROUGH
+
+
 def thorough(usual: int, thorough: int) -> int:
     """Returns how often something is to be tried: THOROUGH=1 tries more."""
     return thorough if THOROUGH else usual
@@ -111,7 +124,7 @@ def load(folder: str) -> types.ModuleType:
 def environment(**changes: str) -> dict[str, str]:
     """Returns the environment of a new user, with this Python and the changes."""
     unset = ("PYTHONPATH", "TF_CONFIG", "LOGDIR", "BASE_PORT", "TIMEOUT", "NUM_PS")
-    unset += ("OPEN_PORTS", "LAUNCHER", "ALONE", "SCRIPT")
+    unset += ("OPEN_PORTS", "LAUNCHER", "ALONE", "SCRIPT", ONE_DNN)
     env = {name: value for name, value in os.environ.items() if name not in unset}
     # Copies share the environment that takes minutes.
     env.setdefault("HOROVOD_VENV", str(HOROVOD / ".venv"))
