@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import signal
+import sys
 
 import pytest
 from launch import Launch, copy_of, run_sh, wait_until
@@ -46,6 +47,41 @@ if verb == "kill":
 elif verb == "exit":
     sys.exit(int(number))
 time.sleep(float(number))
+"""
+
+
+# launch.py, to which TERM comes right after the fork of the check, or so shortly before
+# it waits for the check that no handler has run: then TERM is held back until after it.
+UNLUCKY = """
+import os, runpy, signal, sys
+
+fork, waitpid, moment, told = os.fork, os.waitpid, sys.argv.pop(1), []
+
+
+def tell():
+    if not told:
+        told.append(os.kill(os.getpid(), signal.SIGTERM))
+
+
+def forks():
+    pid = fork()
+    if pid and moment == "fork":
+        tell()
+    return pid
+
+
+def waits(pid, options):
+    if moment == "fork":
+        return waitpid(pid, options)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    tell()
+    done = waitpid(pid, options)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    return done
+
+
+os.fork, os.waitpid, sys.argv[:] = forks, waits, sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -118,3 +154,17 @@ def test_whatever_ends_a_run_ends_every_task(cause, status, said, tmp_path) -> N
     assert (sorted(workers), ps) == (["worker_0", "worker_1"], "ps_0")
     labels = [x.partition("is there")[0] for x in run.lines if "is there" in x]
     assert sorted(labels) == ["[ps 0] ", "[worker 0] ", "[worker 1] "]
+
+
+@pytest.mark.parametrize("moment", ["fork", "wait"])
+def test_a_signal_while_the_check_is_started(moment, tmp_path) -> None:
+    """It ends the start at once, and the process of the check."""
+    copy = copy_of("HogWild", tmp_path)
+    (copy / "hogwild.py").write_text("import time\n\ntime.sleep(30)\n")
+    launcher = str(copy / "cluster" / "launch.py")
+    command = [sys.executable, "-B", "-c", UNLUCKY, moment, launcher]
+    with Launch(command, copy, SCRIPT="hogwild.py") as run:
+        assert run.wait(10) == 143, run.output
+        run.reader.join(5)
+        assert not run.reader.is_alive(), "the process of the check still runs"
+    assert run.lines[-1] == "run.sh: TERM ended the start", run.output

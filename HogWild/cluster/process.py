@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import cluster
 
@@ -38,9 +39,7 @@ class Task:
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
-        Task.starting = False
-        if Task.told:
-            signal.raise_signal(Task.told)
+        has_started()
 
     def _read(self):
         for line in self.process.stdout:
@@ -67,11 +66,19 @@ class Task:
         return ""
 
 
+def has_started():
+    """Ends the start of a process: a signal that came meanwhile is handled now."""
+    Task.starting = False
+    if Task.told:
+        signal.raise_signal(Task.told)
+
+
 def run_in_a_copy(arguments, environment=None):
     """Runs a script, the first argument, in a copy of this process.
 
     So no Python has to start. Returns the exit status as a shell has it.
     """
+    Task.starting = True
     pid = os.fork()
     if not pid:
         for name in ENDING:
@@ -88,10 +95,16 @@ def run_in_a_copy(arguments, environment=None):
             sys.stdout.flush()
         os._exit(status or 0)
     try:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        has_started()
+        done = 0
+        # Not one wait: a signal that comes just before it would be handled after it.
+        while not done:
+            time.sleep(0.01)
+            done, code = os.waitpid(pid, os.WNOHANG)
     except BaseException:  # a signal
         os.kill(pid, signal.SIGKILL)
         raise
+    code = os.waitstatus_to_exitcode(code)
     return 128 - code if code < 0 else code
 
 
