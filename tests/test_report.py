@@ -101,6 +101,22 @@ def test_only_the_chief_says_what_is_left(clock, capsys):
     assert said.lines and not any("left" in text for *_, text in said.lines)
 
 
+def test_no_first_line_says_what_is_left(clock, capsys):
+    """Its seconds have those in it that TensorFlow needs to prepare the calls.
+
+    That is so again after a restore, which begins a session.
+    """
+    said = Said(clock, capsys, steps=1000)
+    said.rounds([1, 0, rounds.APPLIED])
+    for step in (2, 502, 602, 302, 402, 502):
+        said.rounds([step, 0, rounds.APPLIED], seconds=2)
+    texts = {step: text for _, step, text in said.lines[:3]}
+    assert "  0 steps/s" in texts[2] and "left" not in texts[2]
+    assert texts[502].endswith("  250 steps/s  2 s left"), texts[502]
+    after = [text for *_, text in said.lines[3:]]
+    assert ["left" in text for text in after] == [False, True], after
+
+
 def test_lines_of_one_call_have_a_rate_that_can_be(clock, capsys):
     """All rounds of a call come back at once, also where two lines are due."""
     said = Said(clock, capsys, steps=20)
