@@ -658,11 +658,16 @@ def test_tables_whose_code_has_changed_are_named() -> None:
     for name, (commits, files) in sections.items():
         assert commits, f"{name}: of which commit is it?"
         for commit in commits:
+            changed = set()  # names of files, which have copies in many folders
             differ = git("diff", "--name-only", commit, "HEAD", "--", *files)
-            if any(has_changed(commit, path) for path in differ.splitlines()):
-                old[name] = commit
+            for path in map(Path, differ.splitlines()):
+                if path.name not in changed and has_changed(commit, str(path)):
+                    changed.add(path.name)
+            if changed:
+                first, rest = sorted(changed)[:5], len(changed) - 5
+                old[name] = f"{commit}: {', '.join(first)}" + f" + {rest}" * (rest > 0)
     if old:
-        said = ", ".join(f"{name} ({commit})" for name, commit in old.items())
+        said = "; ".join(f"{name} (since {what})" for name, what in old.items())
         warnings.warn(
             f"benchmarks/README.md, tables of older code: {said}", stacklevel=1
         )
