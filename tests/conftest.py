@@ -25,9 +25,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("guide")
 
-# The objects of a graph live as long as its test; Python need not look so often.
+# A graph lives as long as its test, so Python looks for garbage less often.
 gc.set_threshold(50_000, 20, 20)
-if not launch.THOROUGH:  # of this process only
+if not launch.THOROUGH:  # see launch.without_optimizer
     os.environ[launch.ONE_DNN] = "0"
 
 

@@ -60,14 +60,15 @@ LAUNCHERS = ("run.sh", "cluster/launch.py", "/launcher.py")
 
 
 # A test's graph runs a few times only: TensorFlow's optimizer, and its pass for oneDNN,
-# take longer than they save. conftest.py sets this to "0"; `environment` unsets it.
+# take longer than they save. conftest.py sets this variable to "0" for the tests' own
+# process; `environment` unsets it for tasks.
 ONE_DNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
 def without_optimizer(config) -> None:
-    """Has TensorFlow run a graph as it was built, but with THOROUGH=1.
+    """Has a session in this process run graphs as they were built.
 
-    `config` is the ConfigProto of a session in this process.
+    `config` is its ConfigProto. With THOROUGH=1 graphs are optimized, as in a task.
     """
     config.graph_options.rewrite_options.disable_meta_optimizer = not THOROUGH
 

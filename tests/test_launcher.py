@@ -55,12 +55,14 @@ time.sleep(float(number))
 UNLUCKY = """
 import os, runpy, signal, sys
 
-fork, waitpid, moment, told = os.fork, os.waitpid, sys.argv.pop(1), []
+fork, waitpid, moment, told = os.fork, os.waitpid, sys.argv.pop(1), False
 
 
 def tell():
+    global told
     if not told:
-        told.append(os.kill(os.getpid(), signal.SIGTERM))
+        told = True
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def forks():

@@ -102,9 +102,9 @@ def test_only_the_chief_says_what_is_left(clock, capsys):
 
 
 def test_no_first_line_says_what_is_left(clock, capsys):
-    """Its seconds have those in it that TensorFlow needs to prepare the calls.
+    """TensorFlow prepares the calls before it, so its rate is too low.
 
-    That is so again after a restore, which begins a session.
+    The first line after a restore is such a line, too: a new session has begun.
     """
     said = Said(clock, capsys, steps=1000)
     said.rounds([1, 0, rounds.APPLIED])

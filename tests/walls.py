@@ -54,13 +54,14 @@ def cases() -> list[tuple[str, str, str]]:
 def run(case: tuple[str, str, str], where: pathlib.Path) -> dict:
     """Makes a run; returns dict(statuses, result, said, lines).
 
-    `said` is (seconds after the first line of the chief, the sentence), or None. That
-    the chief still loads TensorFlow is no such line.
+    `said` is (seconds after the first line of the chief, the sentence), or None. Lines
+    that say that the chief still loads TensorFlow do not count.
     """
     folder, dials, dialled = case
     copy, logdir = launch.copy_of(folder, where), where / "logdir"
     names, script = names_of(folder), str(copy / registry.script_of(folder))
-    # Ten seconds of one worker: a run that ends before another has begun says nothing.
+    # Ten seconds for one worker. A short run may end before the other tasks have begun,
+    # and then nobody meets the wall.
     flags = ["--steps", "200", "--slow_workers", "0.05", "--patience", str(PATIENCE)]
     flags += ["--logdir", str(logdir)]
     for job in ("ps", "worker"):

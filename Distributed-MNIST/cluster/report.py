@@ -81,7 +81,7 @@ class Report:
         rate = (step - self.line_step) / max(now - self.line_time, 1e-6)
         text = f"step {step:>{len(str(self.args.steps))}}/{self.args.steps}"
         text += f"  loss {loss:.4f}  staleness {staleness:.1f}  {rate:.0f} steps/s"
-        # Before the first line TensorFlow prepares the calls: that is no rate to go by.
+        # Before the first line TensorFlow prepares the calls, so its rate is too low.
         if self.chief and rate and self.patience > 1:
             text += f"  {(self.args.steps - step) / rate:.0f} s left"
         print(text)

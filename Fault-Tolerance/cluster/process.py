@@ -97,7 +97,7 @@ def run_in_a_copy(arguments, environment=None):
     try:
         has_started()
         done = 0
-        # Not one wait: a signal that comes just before it would be handled after it.
+        # A signal just before a single long wait would be handled only after it.
         while not done:
             time.sleep(0.01)
             done, code = os.waitpid(pid, os.WNOHANG)
