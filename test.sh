@@ -25,5 +25,5 @@ elif [ $# -eq 0 ]; then
   "$SETUP_PYTHON" -m pytest -n 2 --dist worksteal -m quick
   set -- -m "not quick"
 fi
-# Three at once on two cores: a test of a cluster mostly waits. A later -n wins.
-exec "$SETUP_PYTHON" -m pytest -n 3 --dist worksteal "$@"
+# Four at once on two cores: a test of a cluster mostly waits. A later -n wins.
+exec "$SETUP_PYTHON" -m pytest -n 4 --dist worksteal "$@"
