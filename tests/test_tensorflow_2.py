@@ -168,11 +168,15 @@ def test_a_ps_or_the_coordinator_is_killed(job: str, said: str, tmp_path) -> Non
     assert sum(result(logdir)["rounds_per_worker"].values()) == STEPS + 100
 
 
-def test_told_to_end_it_saves(tmp_path) -> None:
+@pytest.mark.starts
+def test_told_to_end_it_saves_and_leaves_no_file_elsewhere(tmp_path) -> None:
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
-    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir))
+    elsewhere = tmp_path / "tmp"  # there AutoGraph writes the code that it generates
+    elsewhere.mkdir()
+    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), TMPDIR=str(elsewhere))
     with run_sh(copy, "--steps=1000000", **env) as run:
         run.wait_for("[worker 0] step ")
+        assert list(elsewhere.glob("__autograph_generated_file*"))
         began = time.monotonic()
         run.process.send_signal(signal.SIGTERM)
         assert run.wait(20) == 143, run.output
@@ -180,6 +184,7 @@ def test_told_to_end_it_saves(tmp_path) -> None:
         run.nothing_left()
     saved = int(run.wait_for("told to end: saved").split()[-1])
     assert saved > 0 and (logdir / f"model.ckpt-{saved}.index").exists()
+    assert not list(elsewhere.iterdir())
 
 
 def test_training_that_diverges_says_so(tmp_path) -> None:

@@ -48,6 +48,7 @@ def end_now(sentence, status=AGAIN):
         fail(sentence, status)
     finally:
         sys.stdout.flush()
+        tf.remove_generated_files()
         os._exit(status)
 
 
@@ -200,6 +201,7 @@ def _obey_signals():
             act.start()
             act.join(LAST)
         sys.stdout.flush()
+        tf.remove_generated_files()
         os._exit(128 + number)
 
     threading.Thread(target=end, daemon=True).start()
@@ -209,6 +211,7 @@ def _follow_launcher():
     """Ends this process when launch.py, which started it, was killed."""
     while os.getppid() == int(os.environ[LAUNCHER]):
         time.sleep(1)
+    tf.remove_generated_files()
     os._exit(128 + signal.SIGTERM)
 
 

@@ -7,9 +7,11 @@ graph mode is the TensorFlow API in which every worker is a client of its own; r
 variables stay on.
 """
 
+import contextlib
 import functools
 import gc
 import importlib
+import os
 import sys
 import typing
 
@@ -35,6 +37,17 @@ def _module():
             del sys.modules[name]
     module.disable_eager_execution()
     return module
+
+
+def remove_generated_files():
+    """Removes the files of code that AutoGraph has generated in this process.
+
+    TensorFlow removes them itself, but not when a process ends by `os._exit`.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__autograph_generated_file"):
+            with contextlib.suppress(OSError):
+                os.remove(module.__file__)
 
 
 def __getattr__(name):
