@@ -1057,7 +1057,7 @@ def test_a_chief_that_has_left_is_not_asked_why() -> None:
     ("error", "lost"),
     [
         (tf.errors.UnavailableError(None, None, "Socket closed"), True),
-        # What a neighbour gets whose request was there before the call that failed.
+        # What a worker gets when TensorFlow deletes the buffers of its neighbour.
         (
             tf.errors.InternalError(
                 None,
@@ -1068,7 +1068,12 @@ def test_a_chief_that_has_left_is_not_asked_why() -> None:
             True,
         ),
         (tf.errors.InternalError(None, None, "a kernel of the model failed"), False),
-        (tf.errors.InvalidArgumentError(None, None, "a shape"), False),
+        (
+            tf.errors.InvalidArgumentError(
+                None, None, "Collective ops is aborted by: Shape mismatch"
+            ),
+            False,
+        ),
     ],
 )
 def test_an_error_of_a_neighbour_is_a_loss_and_is_in_the_log(error, lost, caplog):

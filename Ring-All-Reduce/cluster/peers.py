@@ -22,7 +22,7 @@ from cluster.ring import ConsistencyCheck
 from cluster.task import end_now
 
 REPLACED = " replaced"  # in the place of a process whose successor is there
-ABORTED = "Collective ops is aborted"  # in an error whose cause is another worker's
+EMPTIED = "non-empty BufRendezvous"  # says TensorFlow when it has deleted the buffers
 
 
 class Run(run.Run):
@@ -109,9 +109,9 @@ class Run(run.Run):
         try:
             yield
         except tf.errors.OpError as error:
-            # A worker whose call has failed empties its buffers: its neighbour, which
-            # waits for one of them, gets an InternalError.
-            if not isinstance(error, run.lost()) and ABORTED not in str(error):
+            # A worker gets an InternalError if TensorFlow deletes the buffers of its
+            # neighbour while it waits for one of them.
+            if not isinstance(error, run.lost()) and EMPTIED not in str(error):
                 raise
             logging.info("the ring is broken: %s", error)
             self.leave()
