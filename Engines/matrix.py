@@ -50,6 +50,9 @@ def version(engine):
 def processes(word):
     """Returns the processes whose command or environment holds the word."""
     found = []
+    # What it remembers of a process that has ended would stand for a new process with
+    # the same number, and would refuse to kill that.
+    psutil.process_iter.cache_clear()
     for process in psutil.process_iter():
         try:
             words = [*process.cmdline(), *process.environ().values()]

@@ -276,6 +276,9 @@ class Launch:
     def tasks(self) -> list[psutil.Process]:
         """Returns the Python processes that run a script of this folder."""
         found = []
+        # What it remembers of a process that has ended would stand for a new process
+        # with the same number, and would refuse to kill that.
+        psutil.process_iter.cache_clear()
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
             launcher = any(word.endswith(LAUNCHERS) for word in words)

@@ -10,6 +10,7 @@ import pathlib
 import signal
 import sys
 
+import psutil
 import pytest
 from launch import Launch, copy_of, run_sh, wait_until
 
@@ -50,8 +51,9 @@ time.sleep(float(number))
 """
 
 
-# launch.py, to which TERM comes right after the fork of the check, or so shortly before
-# it waits for the check that no handler has run: then TERM is held back until after it.
+# launch.py, to which TERM comes right after the fork of the check; or so shortly before
+# it waits for the check that no handler has run: then TERM is held back until after it;
+# or when the check has just ended.
 UNLUCKY = """
 import os, runpy, signal, sys
 
@@ -73,11 +75,12 @@ def forks():
 
 
 def waits(pid, options):
-    if moment == "fork":
-        return waitpid(pid, options)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    tell()
+    if moment == "wait":
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        tell()
     done = waitpid(pid, options)
+    if moment == "end" and done[0]:
+        tell()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     return done
 
@@ -136,6 +139,15 @@ def test_a_run_goes_well_with_a_task_that_was_started_again(tmp_path) -> None:
     assert not noted(tmp_path, "told")
 
 
+def test_what_is_killed_is_a_task_of_now(tmp_path) -> None:
+    """Not what psutil remembers of a process that had the same number before."""
+    with started(tmp_path) as run:
+        wait_until(lambda: run.output.count("is there") == 3, 10)
+        found = {process.pid: process for process in psutil.process_iter()}
+        assert len(run.tasks()) == 3
+        assert not any(process is found[process.pid] for process in run.tasks())
+
+
 @pytest.mark.parametrize(
     ("cause", "status", "said"),
     [
@@ -158,11 +170,12 @@ def test_whatever_ends_a_run_ends_every_task(cause, status, said, tmp_path) -> N
     assert sorted(labels) == ["[ps 0] ", "[worker 0] ", "[worker 1] "]
 
 
-@pytest.mark.parametrize("moment", ["fork", "wait"])
+@pytest.mark.parametrize("moment", ["fork", "wait", "end"])
 def test_a_signal_while_the_check_is_started(moment, tmp_path) -> None:
     """It ends the start at once, and the process of the check."""
     copy = copy_of("HogWild", tmp_path)
-    (copy / "hogwild.py").write_text("import time\n\ntime.sleep(30)\n")
+    seconds = 0 if moment == "end" else 30
+    (copy / "hogwild.py").write_text(f"import time\n\ntime.sleep({seconds})\n")
     launcher = str(copy / "cluster" / "launch.py")
     command = [sys.executable, "-B", "-c", UNLUCKY, moment, launcher]
     with Launch(command, copy, SCRIPT="hogwild.py") as run:

@@ -102,7 +102,8 @@ def run_in_a_copy(arguments, environment=None):
             time.sleep(0.01)
             done, code = os.waitpid(pid, os.WNOHANG)
     except BaseException:  # a signal
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the copy has just ended
+            os.kill(pid, signal.SIGKILL)
         raise
     code = os.waitstatus_to_exitcode(code)
     return 128 - code if code < 0 else code
