@@ -50,8 +50,8 @@ def version(engine):
 def processes(word):
     """Returns the processes whose command or environment holds the word."""
     found = []
-    # What it remembers of a process that has ended would stand for a new process with
-    # the same number, and would refuse to kill that.
+    # psutil remembers processes by their numbers. If a new process has the number of
+    # one that has ended, psutil would refuse to kill the new process.
     psutil.process_iter.cache_clear()
     for process in psutil.process_iter():
         try:

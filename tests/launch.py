@@ -276,8 +276,8 @@ class Launch:
     def tasks(self) -> list[psutil.Process]:
         """Returns the Python processes that run a script of this folder."""
         found = []
-        # What it remembers of a process that has ended would stand for a new process
-        # with the same number, and would refuse to kill that.
+        # psutil remembers processes by their numbers. If a new task has the number of
+        # a process that has ended, psutil would refuse to kill the task.
         psutil.process_iter.cache_clear()
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []

@@ -51,9 +51,10 @@ time.sleep(float(number))
 """
 
 
-# launch.py, to which TERM comes right after the fork of the check; or so shortly before
-# it waits for the check that no handler has run: then TERM is held back until after it;
-# or when the check has just ended.
+# launch.py, to which TERM comes at one of three moments: "fork", right after the fork
+# of the check; "wait", so shortly before launch.py waits for the check that no handler
+# has run, for which TERM is held back until that wait is over; "end", when the check
+# has just ended.
 UNLUCKY = """
 import os, runpy, signal, sys
 
@@ -139,8 +140,8 @@ def test_a_run_goes_well_with_a_task_that_was_started_again(tmp_path) -> None:
     assert not noted(tmp_path, "told")
 
 
-def test_what_is_killed_is_a_task_of_now(tmp_path) -> None:
-    """Not what psutil remembers of a process that had the same number before."""
+def test_a_task_is_not_a_process_that_psutil_remembers(tmp_path) -> None:
+    """A process that psutil remembers may have ended, and another have its number."""
     with started(tmp_path) as run:
         wait_until(lambda: run.output.count("is there") == 3, 10)
         found = {process.pid: process for process in psutil.process_iter()}
