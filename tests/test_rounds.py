@@ -674,3 +674,20 @@ def test_what_the_survey_changes_is_there(name, old, new):
     """It takes an hour and is run by hand: what it looks for may not go unnoticed."""
     path = launch.pathlib.Path(importlib.import_module(f"cluster.{name}").__file__)
     assert path.read_text().count(old) == 1 and old != new
+
+
+@pytest.mark.quick
+def test_an_update_is_made_only_if_the_push_is_applied() -> None:
+    """`rounds.update`, with the rule w ← w − g, on one variable of this process."""
+    with tf.Graph().as_default():
+        w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
+        applied = tf.placeholder(tf.bool, [])
+        pushed = [tf.constant([0.5, 0.5])]
+        done = rounds.update(
+            [w], pushed, applied, lambda v, g: v.assign_sub(g, read_value=False)
+        )
+        with tf.Session() as session:
+            session.run(w.initializer)
+            for yes, expected in ((False, [1.0, 2.0]), (True, [0.5, 1.5])):
+                session.run(done, {applied: yes})
+                assert session.run(w).tolist() == expected
