@@ -422,6 +422,18 @@ def test_trace_of_diloco_with_sgd_inside(count: int, diloco_of_sgd) -> None:
     np.testing.assert_allclose(found, [[w] * 3 for w in expected], rtol=1e-6)
 
 
+@pytest.mark.quick
+def test_two_steps_of_adamw() -> None:
+    """By hand: m₂ = 0.29, v₂ = 0.2475, move 0.29 / 0.19 / √(0.2475 / 0.0975)."""
+    adamw = load(DILOCO).adamw
+    args = types.SimpleNamespace(learning_rate=0.1, weight_decay=0.5)
+    with tf.Graph().as_default(), tf.Session() as session:
+        first = adamw(args, tf.constant(0.0), 0.0, 0.0, 0.0, tf.constant(1.0))
+        second = adamw(args, *first, tf.constant(2.0))
+        x = session.run([first[0], second[0]])
+    assert x == pytest.approx([-0.1, -0.1 - 0.1 * (0.957986 - 0.05)], abs=1e-6)
+
+
 def test_first_round_of_diloco() -> None:
     """AdamW's first step is ± η, so that Δ = −0.1 and w = 0.7 · 1.9 · 0.1."""
     with Peers(DILOCO, "--window=1", start=[0.0] * 2) as run:
