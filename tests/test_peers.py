@@ -424,7 +424,10 @@ def test_trace_of_diloco_with_sgd_inside(count: int, diloco_of_sgd) -> None:
 
 @pytest.mark.quick
 def test_two_steps_of_adamw() -> None:
-    """By hand: m₂ = 0.29, v₂ = 0.2475, move 0.29 / 0.19 / √(0.2475 / 0.0975)."""
+    """By hand, with the gradients 1 and 2, η = 0.1 and a weight decay of 0.5.
+
+    m₂ = 0.29, v₂ = 0.2475, and the second move is 0.29 / 0.19 / √(0.2475 / 0.0975).
+    """
     adamw = load(DILOCO).adamw
     args = types.SimpleNamespace(learning_rate=0.1, weight_decay=0.5)
     with tf.Graph().as_default(), tf.Session() as session:

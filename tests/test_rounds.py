@@ -678,7 +678,7 @@ def test_what_the_survey_changes_is_there(name, old, new):
 
 @pytest.mark.quick
 def test_an_update_is_made_only_if_the_push_is_applied() -> None:
-    """`rounds.update`, with the rule w ← w − g, on one variable of this process."""
+    """Calls `rounds.update` with the rule w ← w − g, on a variable of this process."""
     with tf.Graph().as_default():
         w = tf.get_variable("w", initializer=[1.0, 2.0], use_resource=True)
         applied = tf.placeholder(tf.bool, [])
