@@ -18,11 +18,12 @@ print(f"Python {platform.python_version()}, TensorFlow {version(sys.argv[1])}")
 ' tensorflow
 "$SETUP_PYTHON" -m ruff check .
 "$SETUP_PYTHON" -m ruff format --check .
+# In small pieces, so that the rules of the schemes are tested in the first minute.
+quick=(-n 2 --dist load --maxschedchunk 8 -m quick)
 if [ "${1-}" = --quick ]; then
-  set -- -m quick "${@:2}"
+  exec "$SETUP_PYTHON" -m pytest "${quick[@]}" "${@:2}"
 elif [ $# -eq 0 ]; then
-  # A rule that is broken is found in the first minute.
-  "$SETUP_PYTHON" -m pytest -n 2 --dist worksteal -m quick
+  "$SETUP_PYTHON" -m pytest "${quick[@]}"
   set -- -m "not quick"
 fi
 # Four at once on two cores: a test of a cluster mostly waits. A later -n wins.

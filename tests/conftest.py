@@ -38,12 +38,29 @@ def forks(request, monkeypatch):
     monkeypatch.setattr(launch, "FORKS", not real)
 
 
+# The files that hold the schemes' rules. Of the quick tests these are made first.
+RULES = {
+    "test_clocks",
+    "test_compression",
+    "test_conformance",
+    "test_gossip",
+    "test_peers",
+    "test_rounds",
+    "test_sync",
+}
+
+
 def pytest_collection_modifyitems(items):
     """Traces by hand are quick: they are made in this process. Long tests are first."""
     for item in items:
         if item.originalname.startswith("test_trace"):
             item.add_marker(pytest.mark.quick)
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("long") is None,
+            item.path.stem not in RULES,
+        )
+    )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -218,6 +218,8 @@ class Worker:
         self.session.run(local, feed)
         self.held: dict = {}
         fetches = self.calls.fetches.items()
+        losses = [fetch[0] for _, fetch in fetches]
+        assert {(x.dtype, x.shape.rank) for x in losses} == {(tf.float32, 1)}
         self.call_of = {n: self.session.make_callable(fetch) for n, fetch in fetches}
 
     def pull(self) -> None:
@@ -454,7 +456,8 @@ class Run:
         def loss(w, c):
             after = [tf.py_func(record, [w, c], [])] if self.watch else []
             with tf.control_dependencies(after):
-                return tf.reduce_sum(0.5 * (w - c) ** 2)
+                # A mini-batch has no gradient: it cannot stand where w belongs.
+                return tf.reduce_sum(0.5 * (w - tf.stop_gradient(c)) ** 2)
 
         start, loss = tf.constant(self.start), self.loss(index, loss)
         return start, iterator.get_next, loss, iterator.initializer, {}

@@ -1,14 +1,15 @@
 """Changes the update rules line by line, and says which changes no test notices.
 
-    python tests/mutations.py HogWild AEASGD      each line of `state` and `graph`
+    python tests/mutations.py HogWild AEASGD      each line of the schemes' rules
     python tests/mutations.py cluster             some lines of the shared modules
     python tests/mutations.py around              some lines of those around the rounds
     python tests/mutations.py                     everything; takes some hours
 
 Not a part of the tests: one runs it after a change of the rules or of the harness. A
 change that is not noticed is printed with its line. It either does not matter, or a
-test is missing. What was found is kept in benchmarks/results/mutations.json, of which
-mutations.md is made; the names may be given to several processes.
+test is missing. The tests of the quick level are asked first. What was found is kept in
+benchmarks/results/mutations.json, of which mutations.md is made; the names may be given
+to several processes.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ import time
 import types
 from collections.abc import Iterator
 
+import gossip_harness
 import harness
 import launch
+import peer_harness
 import pytest
 
 HERE = pathlib.Path(__file__).parent
@@ -43,13 +46,13 @@ FILES = (
     "test_clocks.py",
     "test_compression.py",
 )
-SLOW = (
-    "any_run",
-    "counters_of_any",
-    "placement",
-    "real_processes",
-    "way_of_one_process",
-)
+# The schemes, and the harness that builds the graph of each.
+HARNESSES = {
+    **dict.fromkeys(harness.SCHEMES, harness),
+    **dict.fromkeys(peer_harness.SCHEMES, peer_harness),
+    gossip_harness.FOLDER: gossip_harness,
+}
+MORE = {peer_harness: ("test_peers.py",), gossip_harness: ("test_gossip.py",)}
 OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 # What a change would only rename or reword.
 HARMLESS = ("name_scope", "print")
@@ -342,11 +345,11 @@ AROUND = [
 
 
 def changes(tree: ast.Module) -> Iterator[tuple[int, str, ast.Module]]:
-    """Yields (line, what was done, changed tree) for `state` and `graph`."""
+    """Yields (line, what was done, changed tree) for the functions of the rule."""
     for function in tree.body:
-        if isinstance(function, ast.FunctionDef) and function.name in (
-            "state",
-            "graph",
+        if isinstance(function, ast.FunctionDef) and function.name not in (
+            "parse_args",
+            "main",
         ):
             stored = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
             names = [n.id for n in stored if isinstance(n.ctx, ast.Store)]
@@ -428,18 +431,21 @@ class First:
 
 
 class Chosen(First):
-    """The same for the tests that concern a folder, fast ones or the rest."""
+    """The same for the tests that concern a folder: the quick ones, or the rest.
 
-    def __init__(self, folder: str | None, slow: bool) -> None:
-        self.folder, self.slow = folder, slow
+    A test with a directory of its own starts tasks, which have the script as it is.
+    """
 
+    def __init__(self, folder: str | None, quick: bool) -> None:
+        self.folder, self.quick = folder, quick
+
+    @pytest.hookimpl(trylast=True)  # after conftest.py, which says what is quick
     def pytest_collection_modifyitems(self, items: list) -> None:
         items[:] = [item for item in items if self.wants(item)]
 
     def wants(self, item: pytest.Item) -> bool:
-        if "real_processes" in item.name:
-            return False
-        if any(word in item.name for word in SLOW) != self.slow:
+        quick = item.get_closest_marker("quick") is not None
+        if quick != self.quick or "tmp_path" in item.fixturenames:
             return False
         if self.folder is None:
             return True
@@ -452,15 +458,21 @@ class Chosen(First):
         return f'"{self.folder}"' in inspect.getsource(item.function)
 
 
+QUICK = "quick: "  # what the answer begins with if a test of the quick level fails
+
+
 def noticed(folder: str | None) -> str:
     """Returns the first test that fails, or nothing."""
-    for slow in (False, True):
-        chosen = Chosen(folder, slow)
-        files = [str(HERE / file) for file in FILES]
+    names = *FILES, *MORE.get(HARNESSES.get(folder), ())
+    files = [str(HERE / name) for name in names]
+    count = 0
+    for quick in (True, False):
+        chosen = Chosen(folder, quick)
         said = asked(chosen, files, seconds=120)
-        if said or not (chosen.count or slow):
-            return said or "no tests"
-    return ""
+        count += chosen.count
+        if said:
+            return QUICK * quick + said
+    return "" if count else "no tests"
 
 
 def asked(plugin: First, options: list[str], seconds: int) -> str:
@@ -472,24 +484,25 @@ def asked(plugin: First, options: list[str], seconds: int) -> str:
     return plugin.first or (out.getvalue()[-500:] if status not in (0, 5) else "")
 
 
-def scheme(folder: str) -> tuple[int, list[str]]:
-    """Tries every change of a script; returns how many, and those nobody notices."""
+def scheme(folder: str) -> tuple[list[str], list[str]]:
+    """Tries every change of a script; returns what was said, and those not noticed."""
     path = launch.REPO / folder / launch.registry.script_of(folder)
-    source, left, tried = path.read_text(), [], 0
+    source, left, said = path.read_text(), [], []
+    instead = HARNESSES[folder].instead
     fails = noticed(folder)
     assert not fails, f"{folder} fails as it is: {fails}"
     for line, what, tree in changes(ast.parse(source)):
         module = types.ModuleType(path.stem)
         module.__file__ = str(path)
         exec(compile(ast.unparse(tree), str(path), "exec"), module.__dict__)
-        harness.instead[folder] = module
-        tried += 1
+        instead[folder] = module
         by = noticed(folder)
+        said.append(by)
         print(f"{folder}:{line}  {what}  {by or 'NOT NOTICED'}", flush=True)
         if not by:
             left.append(f"{folder}:{line}  {what}")
-    del harness.instead[folder]
-    return tried, left
+    del instead[folder]
+    return said, left
 
 
 def taken_over(
@@ -530,18 +543,19 @@ def changed(name: str, old: str, new: str) -> Iterator[str]:
             setattr(other, own, value)
 
 
-def shared() -> tuple[int, list[str]]:
-    """Tries every change of BY_HAND; returns how many, and those nobody notices."""
-    left = []
+def shared() -> tuple[list[str], list[str]]:
+    """Tries every change of BY_HAND; returns what was said, and those not noticed."""
+    left, said = [], []
     for name, old, new in BY_HAND:
         with changed(name, old, new):
             # A scheme that has it notices sooner than all tests one after the other.
             first = FIRST.get(name, "HogWild")
             by = noticed(first) or noticed("Synchronous-SGD") or noticed(None)
+        said.append(by)
         print(f"{name}  {old!r} -> {new!r}  {by or 'NOT NOTICED'}", flush=True)
         if not by:
             left.append(f"{name}  {old!r} -> {new!r}")
-    return len(BY_HAND), left
+    return said, left
 
 
 @contextlib.contextmanager
@@ -563,9 +577,9 @@ def in_copies(name: str, text: str) -> Iterator[None]:
         shutil.copytree = copytree
 
 
-def around() -> tuple[int, list[str]]:
-    """Tries every change of AROUND; returns how many, and those nobody notices."""
-    left, good = [], set()
+def around() -> tuple[list[str], list[str]]:
+    """Tries every change of AROUND; returns what was said, and those not noticed."""
+    left, said, good = [], [], set()
     for name, old, new, file, words in AROUND:
         options = [str(HERE / file), "-k", words]
         if (file, words) not in good:
@@ -575,16 +589,17 @@ def around() -> tuple[int, list[str]]:
             good.add((file, words))
         with changed(name, old, new) as text, in_copies(name, text):
             by = asked(First(), options, seconds=300)
+        said.append(by)
         print(f"{name}  {old!r} -> {new!r}  {by or 'NOT NOTICED'}", flush=True)
         if not by:
             left.append(f"{name}  {old!r} -> {new!r}")
-    return len(AROUND), left
+    return said, left
 
 
 def main() -> None:
-    harness.LIMIT = 15
+    harness.LIMIT = peer_harness.LIMIT = gossip_harness.LIMIT = 15
     of = {"cluster": shared, "around": around}
-    parts = [*harness.SCHEMES, *of]
+    parts = [*HARNESSES, *of]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", nargs="*", help=f"one of {', '.join(parts)}")
     chosen = parser.parse_args().part or parts
@@ -592,10 +607,13 @@ def main() -> None:
         parser.error(f"{unknown[0]} is not one of {', '.join(parts)}")
     for name in chosen:
         began = time.monotonic()
-        tried, left = of[name]() if name in of else scheme(name)
-        print(f"{name}: {tried} changes, {len(left)} not noticed", flush=True)
+        said, left = of[name]() if name in of else scheme(name)
         minutes = round((time.monotonic() - began) / 60)
-        keep(name, {"changes": tried, "not noticed": left, "minutes": minutes})
+        one = {"changes": len(said), "not noticed": left, "minutes": minutes}
+        if name != "around":  # which asks certain tests, of any level
+            one["quick"] = sum(by.startswith(QUICK) for by in said)
+        print(name, one, flush=True)
+        keep(name, one)
 
 
 def keep(name: str, one: dict) -> None:
@@ -607,16 +625,17 @@ def keep(name: str, one: dict) -> None:
         kept = json.loads(path.read_text()) if path.exists() else {}
         kept[name] = one
         rows = [
-            f"| {what} | {one['changes']} | {len(one['not noticed'])} | "
-            f"{one['minutes']} | {one['date']}, {one['commit']} |\n"
+            f"| {what} | {one['changes']} | {one.get('quick', '–')} | "
+            f"{len(one['not noticed'])} | {one['minutes']} | "
+            f"{one['date']}, {one['commit']} |\n"
             for what, one in sorted(kept.items())
         ]
         left = [f"- `{text}`\n" for one in kept.values() for text in one["not noticed"]]
         table = [
             "Changes of one place each, and how many of them no test notices: "
             "`.venv/bin/python tests/mutations.py`.\n\n"
-            "| of | changes | not noticed | minutes | date, commit |\n"
-            "|---|---|---|---|---|\n",
+            "| of | changes | noticed by a quick test | not noticed | minutes "
+            "| date, commit |\n|---|---|---|---|---|---|\n",
             *rows,
             "\nNot noticed:\n\n" * bool(left),
             *left,

@@ -84,6 +84,7 @@ def test_trace_of_bytes() -> None:
 # --- Identities ---------------------------------------------------------------
 
 
+@pytest.mark.quick
 @NUM_PS
 def test_all_elements_are_hogwild(num_ps: int) -> None:
     """Bit by bit, one round a call and many."""
@@ -103,6 +104,7 @@ def test_all_elements_are_hogwild(num_ps: int) -> None:
         np.testing.assert_array_equal(centers(FOLDER, f"--method={method}"), plain)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("rounds_of_a_call", [1, 4])
 @pytest.mark.parametrize("method", ["topk", "random_k", "sign", "int8"])
 def test_nothing_is_lost(method: str, rounds_of_a_call: int) -> None:
@@ -254,6 +256,7 @@ def test_the_counters_have_the_bytes_that_arrive(method, expected, num_ps, monke
     assert tf.float32.as_datatype_enum not in crossing
 
 
+@pytest.mark.quick
 def test_warm_up_sends_less_and_less() -> None:
     """The share is keep ** ((t + 1) / (W + 1)) in a worker's round t, then keep."""
     batches = np.random.default_rng(3).normal(size=(2, 4, 1000)).tolist()

@@ -166,6 +166,7 @@ def assert_window(run: Run) -> None:
 WINDOW = dict(streams=[[1.0, 3.0, 8.0, 2.0]], watch=True)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("folder", [*WINDOWED, "SAGN"])
 def test_a_window_has_its_own_batches_and_forward_passes(folder: str) -> None:
     with Run(folder, "--window=4", **WINDOW) as run:
@@ -305,6 +306,7 @@ def test_aeamsgd_without_momentum_is_aeasgd() -> None:
     np.testing.assert_array_equal(plain, still)
 
 
+@pytest.mark.quick
 def test_no_spring_is_independent_sgd() -> None:
     """α = 0: the center never moves, each worker is plain SGD on its own stream."""
     with Run("AEASGD", "--beta=0") as run:
@@ -333,6 +335,7 @@ def test_a_small_gradient_makes_as_large_a_first_step(folder: str) -> None:
     assert two.center[0] == pytest.approx(step, rel=1e-5)
 
 
+@pytest.mark.quick
 @NUM_PS
 @DOWNPOURS
 def test_adagrad_is_exact_when_all_push_at_once(folder: str, num_ps: int) -> None:
@@ -509,6 +512,7 @@ def test_the_number_waits_for_the_count_at_the_pull(folder, monkeypatch) -> None
     assert [push[:3] for push in pushes] == [(n, 0, rounds.APPLIED) for n in (1, 2, 3)]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("folder", COUNTED)
 def test_staleness_runs_to_the_push_not_to_the_pull(folder) -> None:
     """B holds a pull while A makes five: 5, then fresh again."""
@@ -602,6 +606,7 @@ def test_one_hogwild_worker_goes_the_way_of_one_process() -> None:
     assert np.abs(expected).max() > 0.1
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("num_ps", [pytest.param(1, marks=launch.if_thorough), 2])
 @pytest.mark.parametrize("folder", harness.SCHEMES)
 def test_placement(folder: str, num_ps: int) -> None:

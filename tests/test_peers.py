@@ -170,6 +170,7 @@ def test_a_loss_without_a_gradient_is_a_mistake() -> None:
             peer_harness.ring.Ring.gradients(value, w)
 
 
+@pytest.mark.quick
 def test_a_ring_with_buckets_is_the_ring(monkeypatch) -> None:
     """Two workers add up two numbers, whatever bucket they are in: the same bits."""
 
@@ -437,6 +438,7 @@ def test_two_steps_of_adamw() -> None:
     assert x == pytest.approx([-0.1, -0.1 - 0.1 * (0.957986 - 0.05)], abs=1e-6)
 
 
+@pytest.mark.quick
 def test_first_round_of_diloco() -> None:
     """AdamW's first step is ± η, so that Δ = −0.1 and w = 0.7 · 1.9 · 0.1."""
     with Peers(DILOCO, "--window=1", start=[0.0] * 2) as run:
@@ -828,6 +830,7 @@ def test_diloco_without_its_outer_optimizer_is_local_sgd(diloco_of_sgd) -> None:
         np.testing.assert_allclose(found, run.trace(4), rtol=1e-5)
 
 
+@pytest.mark.quick
 def test_fragments_have_their_turns_and_one_is_diloco() -> None:
     """Three of five elements: of two each, a message of two, the last of one."""
     options = dict(start=[1.0, -2.0, 3.0, -4.0, 5.0])
@@ -867,40 +870,48 @@ MUTATIONS = [
 ]
 
 
+def three_rounds(folder: str, count: int = 1) -> tuple[list, list]:
+    """Returns the center after calls of `count` rounds, and what it is by the rule."""
+    batches, w = streams(*STREAMS), np.array(START)
+    flags = {DILOCO: ["--weight_decay=0.5"], SHARDED: ["--stage=1"]}
+    with Peers(folder, *flags.get(folder, []), start=START, rounds=count) as run:
+        made = [run.at_once(lambda peer: peer.call(count)) for _ in range(3 // count)]
+    if folder == LARGE:
+        expected = rules.large_minibatch(batches, w, 3, 0.1, 2, 2)
+    elif folder == LOCAL:
+        expected = rules.local_sgd(batches, w, 3, 2, 0.1)
+    elif folder == DILOCO:
+        inner = [rules.adamw(0.1, 0.5) for _ in STREAMS]
+        expected = rules.diloco(batches, w, 3, 2, inner, 0.7, 0.9)
+    elif folder == SHARDED:
+        expected = rules.sharded(batches, w, 3, 0.1)
+    return [pushes[0][-1].center for pushes in made], expected[count - 1 :: count]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("folder", dict.fromkeys(folder for folder, *_ in MUTATIONS))
+@pytest.mark.parametrize("count", [1, 3])
+def test_three_rounds_are_the_rule(folder: str, count: int) -> None:
+    found, expected = three_rounds(folder, count)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("folder", "old", "new"), MUTATIONS)
 def test_a_changed_formula_is_found(folder, old, new, monkeypatch) -> None:
     """Movement with the wrong sign, momentum on the wrong side, and the like."""
     path = launch.REPO / folder / registry.script_of(folder)
     source = path.read_text()
     assert source.count(old) == 1
-
-    def differs() -> bool:
-        flags = ["--weight_decay=0.5"] if folder == DILOCO else []
-        flags = ["--stage=1"] if folder == SHARDED else flags
-        with Peers(folder, *flags, start=START) as run:
-            made = [run.at_once(lambda peer: peer.call()) for _ in range(3)]
-        found = [pushes[0][-1].center for pushes in made]
-        return not np.allclose(found, expected, rtol=1e-4)
-
-    batches, inner = streams(*STREAMS), [rules.adamw(0.1, 0.5) for _ in STREAMS]
-    expected = rules.local_sgd(batches, np.array(START), 3, 2, 0.1)
-    if folder == LARGE:
-        batches = streams(*STREAMS)
-        expected = rules.large_minibatch(batches, np.array(START), 3, 0.1, 2, 2)
-    if folder == DILOCO:
-        batches = streams(*STREAMS)
-        expected = rules.diloco(batches, np.array(START), 3, 2, inner, 0.7, 0.9)
-    if folder == SHARDED:
-        expected = rules.sharded(streams(*STREAMS), np.array(START), 3, 0.1)
     module = types.ModuleType("mutant")
     exec(compile(source.replace(old, new), str(path), "exec"), module.__dict__)
     monkeypatch.setitem(peer_harness.instead, folder, module)
-    assert differs()
+    assert not np.allclose(*three_rounds(folder), rtol=1e-4)
 
 
 # --- Counters -------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("folder", SCHEMES)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_counters(folder: str, workers: int) -> None:

@@ -77,6 +77,7 @@ def centers_by_rule(folder: str, count: int, start: np.ndarray) -> list:
 # --- One worker: many rounds are the rule, round by round ---------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("count", "num_ps"), [(3, 2), pytest.param(10, 1, marks=launch.if_thorough)]
 )
