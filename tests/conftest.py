@@ -3,7 +3,9 @@
 import collections
 import gc
 import os
+import re
 import signal
+import sys
 
 import hypothesis
 import launch
@@ -61,6 +63,26 @@ def pytest_collection_modifyitems(items):
             item.path.stem not in RULES,
         )
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test of a rule that fails shows the formulas of the schemes that it built."""
+    report = yield
+    if built := getattr(sys.modules.get("harness"), "built", set()):
+        if report.failed and item.path.stem in RULES:
+            for folder in sorted(built):
+                path = f"{folder}/{registry.script_of(folder)}"
+                lines = (launch.REPO / path).read_text().splitlines()
+                rule = [
+                    f"{number:4}  {line.strip()}"
+                    for number, line in enumerate(lines, 1)
+                    if re.match(r" *# .*( ← | := )", line)
+                ]
+                report.sections.append((f"The rule in {path}", "\n".join(rule)))
+        if call.when == "teardown":
+            built.clear()
+    return report
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -142,6 +142,7 @@ class Gossip:
     ) -> None:
         self.module = instead.get(FOLDER) or launch.load(FOLDER)
         self.module.gossip = instead.get("gossip", gossip)
+        harness.built.add(FOLDER)
         self.flags = ["--learning_rate=0.1", *flags]
         self.start, self.streams = np.asarray(start, np.float32), streams
         self.rounds, self.name = rounds, f"gossip{next(_runs)}"

@@ -57,6 +57,7 @@ SCHEMES = {**ASYNCHRONOUS, **SYNCHRONOUS}
 LIMIT = 20  # seconds until a call that hangs is an error
 
 instead: dict[str, types.ModuleType] = {}  # scripts that stand for others: mutations.py
+built: set[str] = set()  # the schemes of which a test has built graphs; see conftest.py
 _clusters: dict[int, tuple] = {}
 _peers: dict[tuple, tuple] = {}
 _runs = itertools.count()
@@ -374,6 +375,7 @@ class Run:
     ) -> None:
         self.module = module or instead.get(folder) or launch.load(folder)
         self.folder, self.asynchronous = folder, folder in ASYNCHRONOUS
+        built.add(folder)
         self.flags = ["--learning_rate=0.1", *SCHEMES[folder], *flags]
         self.num_ps, self.rounds, self.streams = num_ps, rounds, streams
         self.start, self.watch = np.asarray(start, np.float32), watch

@@ -136,6 +136,7 @@ class Peers:
     ) -> None:
         self.module = instead.get(folder) or launch.load(folder)
         self.flags = ["--learning_rate=0.1", *SCHEMES[folder], *flags]
+        harness.built.add(folder)
         self.start, self.streams = np.asarray(start, np.float32), streams
         self.rounds, self.extra, number = rounds, extra, next(_runs)
         self.name = f"peers{number}"

@@ -56,7 +56,9 @@ def same(played: list, expected: list, tolerance: float = 1e-6, scale: float = 1
     for number, (push, (staleness, w)) in enumerate(zip(played, expected, strict=True)):
         assert push[:3] == (number + 1, staleness, rounds.APPLIED)
         w = np.broadcast_to(w, push.center.shape) / scale
-        np.testing.assert_allclose(push.center / scale, w, tolerance, tolerance)
+        near = np.allclose(push.center / scale, w, tolerance, tolerance)
+        wrong = f"w is {push.center / scale}, and {w} by the paper's rule"
+        assert near, f"after update {number + 1} {wrong}"
 
 
 # --- Traces: two workers, by hand ---------------------------------------------

@@ -874,12 +874,15 @@ def three_rounds(folder: str, count: int = 1) -> tuple[list, list]:
     """Returns the center after calls of `count` rounds, and what it is by the rule."""
     batches, w = streams(*STREAMS), np.array(START)
     flags = {DILOCO: ["--weight_decay=0.5"], SHARDED: ["--stage=1"]}
+    flags[LOCAL] = ["--local_after=1"]
     with Peers(folder, *flags.get(folder, []), start=START, rounds=count) as run:
         made = [run.at_once(lambda peer: peer.call(count)) for _ in range(3 // count)]
-    if folder == LARGE:
+    if folder == RING:
+        expected = rules.synchronous_sgd(batches, w, 3, 0.1)
+    elif folder == LARGE:
         expected = rules.large_minibatch(batches, w, 3, 0.1, 2, 2)
     elif folder == LOCAL:
-        expected = rules.local_sgd(batches, w, 3, 2, 0.1)
+        expected = rules.local_sgd(batches, w, 3, 2, 0.1, after=1)
     elif folder == DILOCO:
         inner = [rules.adamw(0.1, 0.5) for _ in STREAMS]
         expected = rules.diloco(batches, w, 3, 2, inner, 0.7, 0.9)
@@ -893,6 +896,24 @@ def three_rounds(folder: str, count: int = 1) -> tuple[list, list]:
 @pytest.mark.parametrize("count", [1, 3])
 def test_three_rounds_are_the_rule(folder: str, count: int) -> None:
     found, expected = three_rounds(folder, count)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("folder", [RING, LARGE])
+def test_three_rounds_in_buckets_are_the_rule(folder: str, monkeypatch) -> None:
+    """A model of two layers, whose gradients go round the ring one after the other."""
+
+    def layers(run, index, usual):
+        def loss(w, c):
+            parts = zip(tf.split(w, [1, 2]), tf.split(c, [1, 2]), strict=True)
+            return tf.add_n([usual(*part) for part in parts])
+
+        return loss
+
+    monkeypatch.setattr(peer_harness.ring, "BUCKET", 1)
+    monkeypatch.setattr(Peers, "loss", layers)
+    found, expected = three_rounds(folder)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
