@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import copies
+import launch
 import pytest
 import registry
 from tree import LEFT_BEHIND, REPO, edit, files, run, short
@@ -25,6 +26,7 @@ COPIED = {
     for example in copies.sharing(REPO, registry.EXAMPLES)
 }
 COPIES = [folder for folder in EXAMPLES if folder != copies.REFERENCE]
+LAST = {registry.of(folder).family: folder for folder in EXAMPLES}  # of each family
 
 # The pages that have a generated table of all examples or engines, by its name.
 INDEXES = {
@@ -115,7 +117,7 @@ def test_every_shared_line_is_checked(folder: str) -> None:
     assert covered > 1200 or folder != COPIES[0]
 
 
-@pytest.mark.parametrize("folder", EXAMPLES)
+@pytest.mark.parametrize("folder", launch.some([*LAST.values()], EXAMPLES))
 def test_every_file_is_checked(folder: str, tree: Path, before: list[str]) -> None:
     """That `check` looks at each file which has an original, or is one."""
     example = registry.of(folder)

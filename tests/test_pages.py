@@ -345,6 +345,11 @@ def templates_of_bash(text: str) -> list[Template]:
     return found
 
 
+def unique(templates: list[Template]) -> list[Template]:
+    """Returns each template once: most scripts have the same texts."""
+    return [list(parts) for parts in dict.fromkeys(map(tuple, templates))]
+
+
 @functools.cache
 def letters(text: str) -> int:
     return sum(c.isalpha() for c in text)
@@ -426,25 +431,27 @@ SCRIPTS = [
 WHOLE = [
     REPO / e.folder for e in registry.of_family() if registry.FAMILIES[e.family].whole
 ]
-PRINTED = [
-    *templates_of_bash((REPO / copies.REFERENCE / "run.sh").read_text()),
-    *templates_of_python((REPO / copies.REFERENCE / "problem.py").read_text()),
-    *(
-        x
-        for module, folder in PLAN.originals.items()
-        for x in templates_of_python(
-            (REPO / folder / "cluster" / f"{module}.py").read_text()
-        )
-    ),
-    *(x for f in WHOLE for x in templates_of_bash((f / "run.sh").read_text())),
-    *(x for f in SCRIPTS for x in templates_of_python(f.read_text())),
-    *(
-        x
-        for folder in WHOLE
-        for path in folder.glob("*.py")
-        for x in templates_of_python(path.read_text())
-    ),
-]
+PRINTED = unique(
+    [
+        *templates_of_bash((REPO / copies.REFERENCE / "run.sh").read_text()),
+        *templates_of_python((REPO / copies.REFERENCE / "problem.py").read_text()),
+        *(
+            x
+            for module, folder in PLAN.originals.items()
+            for x in templates_of_python(
+                (REPO / folder / "cluster" / f"{module}.py").read_text()
+            )
+        ),
+        *(x for f in WHOLE for x in templates_of_bash((f / "run.sh").read_text())),
+        *(x for f in SCRIPTS for x in templates_of_python(f.read_text())),
+        *(
+            x
+            for folder in WHOLE
+            for path in folder.glob("*.py")
+            for x in templates_of_python(path.read_text())
+        ),
+    ]
+)
 PARSED = templates_of_python(Path(argparse.__file__).read_text())
 
 
