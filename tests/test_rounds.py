@@ -387,6 +387,7 @@ def restart(run: Run) -> None:
     run.join(0)
 
 
+@pytest.mark.quick
 @NUM_PS
 @ONE_OF_EACH
 def test_who_has_not_joined_changes_nothing(folder: str, num_ps: int) -> None:

@@ -278,6 +278,7 @@ def test_nobody_fills_the_slot_of_a_delayed_worker(folder, num_ps):
         np.testing.assert_allclose(push.center, [0.77, 0.77], atol=1e-6)
 
 
+@pytest.mark.quick
 @NUM_PS
 @pytest.mark.parametrize("folder", SYNCHRONOUS)
 def test_a_late_gradient_is_dropped_and_nobody_fills_two_slots(folder, num_ps):
@@ -328,6 +329,7 @@ def test_who_has_not_joined_takes_no_place(folder, num_ps):
         assert push[:3] == (1, 0, rounds.APPLIED)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("folder", SYNCHRONOUS)
 def test_the_same_gradient_twice_fills_one_slot(folder):
     """A token that was used before is of no use, though its step is still open."""
@@ -345,6 +347,7 @@ def test_the_same_gradient_twice_fills_one_slot(folder):
         np.testing.assert_allclose(push.center, [0.3], atol=1e-6)
 
 
+@pytest.mark.quick
 @NUM_PS
 @pytest.mark.parametrize("folder", SYNCHRONOUS)
 def test_no_gradient_is_added_while_the_update_is_made(folder, num_ps):
