@@ -21,7 +21,7 @@ import pytest
 import registry
 import rules
 from gossip_harness import FOLDER, Gossip, gossip, parse
-from harness import STREAMS, rounds, tf
+from harness import STREAMS, behind, rounds, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import LINE, copy_of, load, result, run_sh
@@ -140,6 +140,7 @@ def test_any_schedule_is_the_rule(case: types.SimpleNamespace) -> None:
         np.testing.assert_allclose(push.center, x, rtol=2e-5, atol=2e-4)
 
 
+@pytest.mark.quick
 def test_many_rounds_in_a_call_are_as_many_calls() -> None:
     with Gossip(start=START, rounds=3) as run:
         for k in (0, 1, 1, 0):
@@ -152,9 +153,28 @@ def test_many_rounds_in_a_call_are_as_many_calls() -> None:
     np.testing.assert_allclose(found, x, rtol=1e-5)
 
 
+@pytest.mark.quick
+def test_an_update_gets_its_number_between_its_exchange_and_the_next_read() -> None:
+    """The exchange, the number, and what the next round reads: in the graph."""
+    with Gossip(rounds=2) as run:
+        operations = run.chief.graph.get_operations()
+
+    def of(scope: str, kind: str) -> list:
+        inside = [op for op in operations if op.name.startswith(scope)]
+        return [op for op in inside if op.type == kind]
+
+    (averaged,) = of("round_0/average/", "AssignVariableOp")
+    (number,) = of("round_0/number/", "MutexLock")
+    (update,) = of("round_0/update/", "AssignSubVariableOp")
+    copy, seen = of("round_1/read/", "ReadVariableOp")
+    assert averaged in behind([number]) and number in behind([seen])
+    assert update in behind([copy])
+
+
 # --- Identities ---------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_one_worker_is_plain_sgd() -> None:
     with Gossip(start=START, streams=STREAMS[:1], rounds=2) as run:
         found = [run.chief.call(2) and run.now()[0] for _ in range(2)]

@@ -836,6 +836,10 @@ def test_fragments_have_their_turns_and_one_is_diloco() -> None:
     options = dict(start=[1.0, -2.0, 3.0, -4.0, 5.0])
     with Peers(DILOCO, "--window=6", "--fragments=3", **options) as run:
         found = [np.array(options["start"], np.float32), *run.trace(4)]
+        inner = [rules.adamw(0.1, 0.0) for _ in STREAMS]
+        start = np.array(options["start"])
+        rule = rules.diloco(streams(*STREAMS), start, 4, 6, inner, 0.7, 0.9, 3)
+        np.testing.assert_allclose(found[1:], rule, rtol=1e-4)
         pieces = run.summary()["bytes_pushed"]
         own = [peer.own("x") for peer in run.workers]
     moved = [np.flatnonzero(a != b).tolist() for a, b in itertools.pairwise(found)]
