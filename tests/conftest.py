@@ -40,7 +40,8 @@ def forks(request, monkeypatch):
     monkeypatch.setattr(launch, "FORKS", not real)
 
 
-# The files that hold the schemes' rules. Of the quick tests these are made first.
+# The tests of the schemes' rules. They are made before the other tests of a level, so
+# that a rule that is broken is found soon.
 RULES = {
     "test_clocks",
     "test_compression",

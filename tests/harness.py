@@ -219,6 +219,7 @@ class Worker:
         self.session.run(local, feed)
         self.held: dict = {}
         fetches = self.calls.fetches.items()
+        # The loss of a round is one number, which no other value of it may stand for.
         losses = [fetch[0] for _, fetch in fetches]
         assert {(x.dtype, x.shape.rank) for x in losses} == {(tf.float32, 1)}
         self.call_of = {n: self.session.make_callable(fetch) for n, fetch in fetches}

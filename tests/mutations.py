@@ -433,7 +433,8 @@ class First:
 class Chosen(First):
     """The same for the tests that concern a folder: the quick ones, or the rest.
 
-    A test with a directory of its own starts tasks, which have the script as it is.
+    Those with a directory of their own are left out: most of them start tasks, and a
+    task has the script as it is.
     """
 
     def __init__(self, folder: str | None, quick: bool) -> None:
@@ -633,7 +634,8 @@ def keep(name: str, one: dict) -> None:
         left = [f"- `{text}`\n" for one in kept.values() for text in one["not noticed"]]
         table = [
             "Changes of one place each, and how many of them no test notices: "
-            "`.venv/bin/python tests/mutations.py`.\n\n"
+            "`.venv/bin/python tests/mutations.py`. For each change of `around` "
+            "certain tests are asked, of any level.\n\n"
             "| of | changes | noticed by a quick test | not noticed | minutes "
             "| date, commit |\n|---|---|---|---|---|---|\n",
             *rows,

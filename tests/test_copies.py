@@ -26,7 +26,8 @@ COPIED = {
     for example in copies.sharing(REPO, registry.EXAMPLES)
 }
 COPIES = [folder for folder in EXAMPLES if folder != copies.REFERENCE]
-LAST = {registry.of(folder).family: folder for folder in EXAMPLES}  # of each family
+# One folder of each family: tools/copies.py looks at all of a family in the same way.
+LAST = {registry.of(folder).family: folder for folder in EXAMPLES}
 
 # The pages that have a generated table of all examples or engines, by its name.
 INDEXES = {

@@ -877,8 +877,11 @@ MUTATIONS = [
 def three_rounds(folder: str, count: int = 1) -> tuple[list, list]:
     """Returns the center after calls of `count` rounds, and what it is by the rule."""
     batches, w = streams(*STREAMS), np.array(START)
-    flags = {DILOCO: ["--weight_decay=0.5"], SHARDED: ["--stage=1"]}
-    flags[LOCAL] = ["--local_after=1"]
+    flags = {
+        LOCAL: ["--local_after=1"],
+        DILOCO: ["--weight_decay=0.5"],
+        SHARDED: ["--stage=1"],
+    }
     with Peers(folder, *flags.get(folder, []), start=START, rounds=count) as run:
         made = [run.at_once(lambda peer: peer.call(count)) for _ in range(3 // count)]
     if folder == RING:
