@@ -53,11 +53,15 @@ RULES = {
 }
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Traces by hand are quick: they are made in this process. Long tests are first."""
     for item in items:
         if item.originalname.startswith("test_trace"):
             item.add_marker(pytest.mark.quick)
+        if launch.THOROUGH:  # many more examples, and tasks that start more slowly
+            marker = item.get_closest_marker("timeout")
+            seconds = marker.args[0] if marker else float(config.getini("timeout"))
+            item.add_marker(pytest.mark.timeout(5 * seconds), append=False)
     items.sort(
         key=lambda item: (
             item.get_closest_marker("long") is None,

@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from launch import some, thorough
 
-pytestmark = pytest.mark.timeout(thorough(120, 600))
+pytestmark = pytest.mark.timeout(120)
 
 FOLDER = "Gradient-Compression"
 # What is right with the pieces of two is with one; each scheme runs with one.
