@@ -255,7 +255,10 @@ engine() { # [EXAMPLE] [OPTION ...]
   local what="$NUM_PS ps and $NUM_WORKERS workers, logdir $LOGDIR"
   trap 'reason="Ctrl-C ended $what"; exit 130' INT
   trap 'reason="TERM ended $what"; exit 143' TERM
-  SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/engine-XXXXXX")
+  # Engines put sockets there, Ray 66 bytes further down. A socket's path has at most 103 on macOS.
+  local temporary=${TMPDIR:-/tmp}
+  [ ${#temporary} -le 23 ] || temporary=/tmp
+  SCRATCH=$(mktemp -d "$temporary/engine-XXXXXX")
   export NUM_PS NUM_WORKERS LOGDIR BASE_PORT
   echo "run.sh: $ENGINE starts $NUM_PS ps and $NUM_WORKERS workers of $EXAMPLE, logdir $LOGDIR"
   SECONDS=0

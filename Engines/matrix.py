@@ -157,9 +157,14 @@ def table(cells, engines, examples):
     heads, rows = ["example"], []
     for engine in engines:
         known = [cells[key] for key in cells if key.startswith(f"{engine} ")]
-        names = sorted({one["version"] for one in known})
+        # Less the engine's own name, which is the column's.
+        names = sorted(
+            {one["version"].removeprefix(f"{engine.lower()} ") for one in known}
+        )
         dates = sorted({one["date"] for one in known})
-        heads.append(f"{engine}<br>{', '.join(names)}<br>{dates[-1]}")
+        heads.append(
+            f"{engine.replace('On', '<br>On')}<br>{', '.join(names)}<br>{dates[-1]}"
+        )
     for example in examples:
         row = [f"[{example}](../{example}/)"]
         for engine in engines:

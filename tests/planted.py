@@ -1,7 +1,7 @@
 """Thirty faults, planted one by one: which level of the tests finds each, how soon?
 
     python tests/planted.py                          all; about an hour
-    python tests/planted.py ring barrier             those of some areas
+    python tests/planted.py --areas ring barrier     those of some areas
 
 Each is planted in a clone of this repository: in one file, or in a module of cluster/
 and in all its copies, so that it is no difference between copies. Then the quick level
@@ -11,6 +11,7 @@ should know, then all. benchmarks/results/planted.md has what was found.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import datetime
 import json
@@ -296,7 +297,7 @@ def first_failure(clone: pathlib.Path, *arguments: str) -> str:
     if done.returncode in (0, 5):  # 5: the file has no test of this level
         return ""
     test, why = (*FAILED.findall(done.stdout), (done.stdout[-300:], ""))[0]
-    return f"{test.rpartition('/')[2][:70]} {why[:50]}"
+    return f"{test.rpartition('/')[2]} {why[:50]}"
 
 
 def found(fault: Fault, clone: pathlib.Path) -> dict:
@@ -319,6 +320,12 @@ def found(fault: Fault, clone: pathlib.Path) -> dict:
     }
 
 
+def in_words(by: str) -> str:
+    """Returns the file and the name of the test that found a fault, if one did."""
+    file, _, name = re.split(r"[\[ ]", by)[0].partition("::")
+    return f"`{file}`: {name.removeprefix('test_').replace('_', ' ')}" if by else ""
+
+
 def keep(what: str, one: dict) -> None:
     """Adds what became of a fault to what is kept, and writes the table."""
     results = launch.REPO / "benchmarks" / "results"
@@ -330,7 +337,7 @@ def keep(what: str, one: dict) -> None:
     levels = collections.Counter(one["level"] for one in kept.values())
     rows = [
         f"| {one['area']} | {what} | {one['level']} | {one['seconds']} | "
-        f"`{one['by'].split(' ')[0]}` |\n"
+        f"{in_words(one['by'])} |\n"
         for what, one in kept.items()
     ]
     when = sorted({f"{one['date']}, {one['commit']}" for one in kept.values()})
@@ -345,7 +352,11 @@ def keep(what: str, one: dict) -> None:
 
 def main() -> int:
     """Plants the faults; status 1 if one is found by no level."""
-    chosen = [f for f in PLANTED if not sys.argv[1:] or f.area in sys.argv[1:]]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    areas = list(dict.fromkeys(fault.area for fault in PLANTED))
+    parser.add_argument("--areas", nargs="+", choices=areas, default=areas)
+    args = parser.parse_args()
+    chosen = [fault for fault in PLANTED if fault.area in args.areas]
     missed = 0
     with tempfile.TemporaryDirectory(prefix="planted-") as where:
         clone = pathlib.Path(where, "guide")

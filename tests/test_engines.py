@@ -6,6 +6,7 @@ Engines/matrix.py runs every example under every engine; here is a selection.
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import copies
@@ -47,6 +49,17 @@ def run_sh(engine, *arguments, **env):
         text=True,
         timeout=120,
     )
+
+
+@contextlib.contextmanager
+def temporary():
+    """Gives a TMPDIR with room for an engine's sockets; asserts that it is empty again.
+
+    The path of a socket is short, and run.sh does not use a TMPDIR of 24 bytes.
+    """
+    with tempfile.TemporaryDirectory(prefix="e-", dir="/tmp") as folder:
+        yield folder
+        assert os.listdir(folder) == []
 
 
 def one_sentence(done, status, *words):
@@ -279,12 +292,16 @@ def test_a_run(engine):
     assert not done["wrong"], done["output"]
 
 
+LONG_TMPDIR = "/tmp" + "/." * 20  # no socket of Ray fits behind it
+
+
 @launch.if_thorough
 @pytest.mark.parametrize("engine", NAMES)
 @pytest.mark.parametrize(
     ("example", "env"),
     [
         ("Non-Distributed-Setup", {}),
+        ("Distributed-Setup", {"TMPDIR": LONG_TMPDIR}),
         ("Synchronous-SGD", {"NUM_PS": "2", "NUM_WORKERS": "3"}),
     ],
 )
@@ -355,7 +372,10 @@ ALWAYS = ("Slurm", signal.SIGTERM)
 def test_interrupted(engine, number, tmp_path):
     if MISSING[engine]:
         pytest.skip(MISSING[engine])
-    with Rehearsal(engine, tmp_path / "run", *LONG, TMPDIR=str(tmp_path)) as run:
+    with (
+        temporary() as folder,
+        Rehearsal(engine, tmp_path / "run", *LONG, TMPDIR=folder) as run,
+    ):
         run.wait_for("  loss ")
         run.process.send_signal(number)
         assert run.wait(30) == 128 + number, run.output
@@ -729,8 +749,9 @@ class Cluster:
         """Returns the finished run.sh, which has deleted the run and left nothing."""
         path = f"{self.bin}:{os.environ['PATH']}"
         logdir = str(self.folder / "run")
-        env = {"PATH": path, "TMPDIR": str(self.folder), "TIMEOUT": "20", **env}
-        done = run_sh("Kubernetes", "HogWild", LOGDIR=logdir, **env)
+        env = {"PATH": path, "TIMEOUT": "20", **env}
+        with temporary() as folder:
+            done = run_sh("Kubernetes", "HogWild", LOGDIR=logdir, TMPDIR=folder, **env)
         self.said = (self.bin / "said").read_text().splitlines()
         kind = env.get("KIND", "tfjob")
         # The watch begins at any time.
