@@ -38,7 +38,7 @@ from launch import REPO
 
 STEPS = 60
 LEAVE = (".git", ".venv*", "logdir", "__pycache__", ".*_cache", "node_modules")
-SECONDS = {"check": 250, "run": 1500}  # until a block that hangs is ended
+SECONDS = {"check": 250, "run": 3000}  # until a block that hangs is ended
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.S | re.M)
 TEXT = re.compile(r"^```text\n(.*?)^```", re.S | re.M)
 FENCED = re.compile(r"^```.*?^```", re.S | re.M)
