@@ -504,14 +504,17 @@ def ratios(top, bottom):
 
 
 def spread(values, digits=0):
-    """Returns `median (smallest to largest)` as text, `-` if nothing is there."""
+    """Returns `median (smallest to largest)` as text, `-` if nothing is there.
+
+    Only the median, if all are the same number as it is written.
+    """
     there = [value for value in values if value is not None]
     if not there:
         return "-"
-    text = f"{middle(there):,.{digits}f}"
-    if len(there) > 1:
-        text += f" ({min(there):,.{digits}f} to {max(there):,.{digits}f})"
-    return text
+    low, text, high = (
+        f"{value:,.{digits}f}" for value in (min(there), middle(there), max(there))
+    )
+    return text if low == high else f"{text} ({low} to {high})"
 
 
 def workers(count):
