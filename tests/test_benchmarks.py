@@ -384,8 +384,8 @@ def test_overhead_tables() -> None:
     text = overhead.markdown(rounds, overhead.PARTS)
     start = "| 1 ps, 2 workers | 24.0 (12.0 to 36.0) | 20.0 (10.0 to 30.0) | 1.20 |"
     assert start in text
-    assert "| ClusterCoordinator | 2.25 (2.25 to 2.25) |" in text
-    assert "| the same, one flat vector | 1.50 (1.50 to 1.50) |" in text
+    assert "| ClusterCoordinator | 2.25 |" in text
+    assert "| the same, one flat vector | 1.50 |" in text
     for name in overhead.windowed():
         assert f"| {name} | 16,000 (10,667 to 32,000) | 1.00 |" in text
     # Parts of a round that were not measured are dashes.
