@@ -173,7 +173,7 @@ def test_the_tables_of_scaling(tmp_path: Path) -> None:
     model = r"[\w ]+ \| [\w, ]+"  # two columns, see the next test
     assert re.search(rf"\| HogWild, 2 ps \| 16 \| {model} \| 0.60 .*\| 2.00 ", text)
     assert re.search(rf"\| Ring-All-Reduce \| 16 \| {model} \| - \| 1.20 ", text)
-    assert re.search(r"\| 24 \| 10.0 \(.*\| 600 .*\| 200 .*\| 1.00 \(", text)
+    assert re.search(r"\| 24 \| 10.0 \|.*\| 600 .*\| 200 .*\| 1.00 \|", text)
     assert re.search(r"used 0\.0\d cores meanwhile, 0\.10 at most\.", text)
     scaling.draw(rounds, tmp_path / "scaling")
     assert "<text" in (tmp_path / "scaling.svg").read_text()
@@ -229,10 +229,10 @@ def test_the_tables_of_pays(tmp_path: Path) -> None:
             )
     text = pays.markdown(found, pays.PARTS)
     assert text.startswith("Median of 2 seeds")
-    assert "| HogWild, 8 workers of 32 | 54 (54 to 54) |" in text
+    assert "| HogWild, 8 workers of 32 | 54 |" in text
     # S(8) = 8 · 50 / (50 + 4) over one process.
     (row,) = re.findall(r"\| HogWild, 8 workers of 32 .*", text)
-    assert row.endswith("| 8.00 (8.00 to 8.00) | 7.41 (7.41 to 7.41) |")
+    assert row.endswith("| 8.00 | 7.41 |")
     assert "| 0.2 | 0.20 | 4.00 | 0.10 | 0.10 |" in text
     assert "| 20 | 20.00 | 4.00 | 1.67 | 1.67 |" in text
     assert "t = c(2) / (2 − 1) = 4.00 ms by the formula; measured: 3.98 ms" in text
