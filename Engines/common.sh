@@ -255,7 +255,8 @@ engine() { # [EXAMPLE] [OPTION ...]
   local what="$NUM_PS ps and $NUM_WORKERS workers, logdir $LOGDIR"
   trap 'reason="Ctrl-C ended $what"; exit 130' INT
   trap 'reason="TERM ended $what"; exit 143' TERM
-  # Engines put sockets there, Ray 66 bytes further down. A socket's path has at most 103 on macOS.
+  # Engines put sockets into SCRATCH. A socket's path has at most 103 bytes on macOS, and Ray adds
+  # 66 to SCRATCH, which is 14 longer than its folder: a longer TMPDIR leaves no room.
   local temporary=${TMPDIR:-/tmp}
   [ ${#temporary} -le 23 ] || temporary=/tmp
   SCRATCH=$(mktemp -d "$temporary/engine-XXXXXX")

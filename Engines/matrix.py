@@ -157,7 +157,7 @@ def table(cells, engines, examples):
     heads, rows = ["example"], []
     for engine in engines:
         known = [cells[key] for key in cells if key.startswith(f"{engine} ")]
-        # Less the engine's own name, which is the column's.
+        # Without the engine's own name, which the column has already.
         names = sorted(
             {one["version"].removeprefix(f"{engine.lower()} ") for one in known}
         )

@@ -321,7 +321,7 @@ def found(fault: Fault, clone: pathlib.Path) -> dict:
 
 
 def in_words(by: str) -> str:
-    """Returns the file and the name of the test that found a fault, if one did."""
+    """Returns the file and, in words, the test that found a fault, if one did."""
     file, _, name = re.split(r"[\[ ]", by)[0].partition("::")
     return f"`{file}`: {name.removeprefix('test_').replace('_', ' ')}" if by else ""
 
@@ -345,7 +345,7 @@ def keep(what: str, one: dict) -> None:
         f"Faults that were planted one by one, and the level of the tests that found "
         f"each: {', '.join(f'{level} {count}' for level, count in levels.items())}. "
         f"`.venv/bin/python tests/planted.py`, 2 cores, {'; '.join(when)}.\n\n"
-        "| area | fault | level | seconds | by |\n|---|---|---|---|---|\n"
+        "| area | fault | level | seconds | found by |\n|---|---|---|---|---|\n"
     )
     path.with_suffix(".md").write_text(text + "".join(rows))
 

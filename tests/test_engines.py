@@ -53,9 +53,9 @@ def run_sh(engine, *arguments, **env):
 
 @contextlib.contextmanager
 def temporary():
-    """Gives a TMPDIR with room for an engine's sockets; asserts that it is empty again.
+    """Gives a TMPDIR that run.sh uses; asserts that it is empty again.
 
-    The path of a socket is short, and run.sh does not use a TMPDIR of 24 bytes.
+    Its path has less than 24 bytes: a longer one leaves no room for sockets.
     """
     with tempfile.TemporaryDirectory(prefix="e-", dir="/tmp") as folder:
         yield folder
