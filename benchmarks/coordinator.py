@@ -30,8 +30,6 @@ import runs
 sys.path.insert(0, str(runs.REPO / "HogWild"))
 problem, ports = map(importlib.import_module, ("problem", "cluster.ports"))
 
-HIDDEN = 64
-WARM_UP = 200  # steps before the clock starts
 FORMS = ("variables", "flat")
 
 
@@ -85,8 +83,9 @@ def coordinate(tf, args, cluster):
     )
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    x_train, y_train, x_test, y_test = problem.load("digits")
-    shapes = [(64, HIDDEN), (HIDDEN,), (HIDDEN, 10), (10,)]
+    x_train, y_train, x_test, y_test = problem.load(args.data)
+    hidden = args.hidden
+    shapes = [(64, hidden), (hidden,), (hidden, 10), (10,)]
     variables, cut = model(strategy, tf, args.form, shapes)
     with strategy.scope():
         # What HogWild has too, and stops by: the number of updates applied.
@@ -140,7 +139,7 @@ def coordinate(tf, args, cluster):
             done += calls * args.steps_per_call
         return done
 
-    train(WARM_UP)
+    train(args.warm_up)
     start = time.perf_counter()
     steps = train(args.steps)
     seconds = time.perf_counter() - start
@@ -165,6 +164,14 @@ def parse_args(argv=None):
     add("--form", choices=FORMS, default="variables", help="of the parameters")
     add("--workers", type=runs.positive_int, default=2)
     add("--steps", type=runs.positive_int, default=4000)
+    add(
+        "--warm_up",
+        type=runs.positive_int,
+        default=200,
+        help="steps before the clock starts",
+    )
+    add("--data", default="digits", help="as the examples take it")
+    add("--hidden", type=runs.positive_int, default=64, help="units")
     add("--batch_size", type=runs.positive_int, default=32)
     add("--learning_rate", type=float, default=0.1)
     add(
