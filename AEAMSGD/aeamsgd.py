@@ -80,7 +80,7 @@ def graph(args, center, stats, shared, batch, loss, last):
         # v ← δ v − η g,  x ← x − E + v, and from the second step on without E
         velocity = args.momentum * velocity - args.learning_rate * gradient
         local = local - exchanged + velocity
-        return i + 1, local, velocity, tf.zeros_like(exchanged), value
+        return i + 1, local, velocity, rounds.zeros(exchanged), value
 
     with tf.name_scope("gradient"):
         # Not before w is here: the loop would draw its mini-batches too early.

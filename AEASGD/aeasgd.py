@@ -73,7 +73,7 @@ def graph(args, center, stats, shared, batch, loss, last):
         (gradient,) = tf.gradients(value, local)
         # x ← x − E − η g, and from the second step on without E
         local = local - exchanged - args.learning_rate * gradient
-        return i + 1, local, tf.zeros_like(exchanged), value
+        return i + 1, local, rounds.zeros(exchanged), value
 
     with tf.name_scope("gradient"):
         # Not before w is here: the loop would draw its mini-batches too early.

@@ -74,7 +74,7 @@ def graph(args, center, stats, shared, batch, loss, last):
         # Not before w is here: the loop would draw its mini-batches too early.
         with tf.control_dependencies([pulled]):
             zero = tf.constant(0)
-        begin = zero, pulled, tf.zeros_like(pulled), 0.0
+        begin = zero, pulled, rounds.zeros(pulled), 0.0
         _, _, total, value = tf.while_loop(
             lambda i, *_: i < args.window, local_step, begin, parallel_iterations=1
         )

@@ -91,7 +91,7 @@ def graph(args, center, stats, shared, batch, loss, last):
         with tf.control_dependencies([pulled, *last.local]):
             local = copy.assign(pulled).read_value()
             zero = tf.constant(0)
-        begin = zero, local, tf.zeros_like(pulled), 0.0
+        begin = zero, local, rounds.zeros(pulled), 0.0
         _, after, total, value = tf.while_loop(
             lambda i, *_: i < args.window, local_step, begin, parallel_iterations=1
         )

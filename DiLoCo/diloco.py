@@ -82,7 +82,7 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
     with tf.name_scope("read"), tf.control_dependencies(after):
         weights, u = center.read_value(), momentum.read_value()
         x, *slots = [variable.read_value() for variable in mine]
-        f = pieces.turn(stats.read_step(after))
+        f = pieces.turn(stats.read_step())
 
     # Batch and loss are built in the loop's body: every step has its own mini-batch and
     # its own forward pass. One forward pass for all would give T equal gradients.

@@ -59,7 +59,7 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
     # w   (on this worker)
     with tf.name_scope("read"), tf.control_dependencies(last.update):
         weights = center.read_value()
-        early = stats.read_step(after=last.update) < args.local_after
+        early = stats.read_step() < args.local_after
         window = tf.where(early, 1, args.window)
 
     # Batch and loss are built in the loop's body: every step has its own mini-batch and

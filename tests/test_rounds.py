@@ -669,6 +669,44 @@ def test_messages_of_a_call(folder: str) -> None:
             }
 
 
+def constants(graph: tf.Graph, size: int) -> list[str]:
+    """Returns the constants of `size` elements in the rounds, also those of loops.
+
+    A node without an input whose value changes: TensorFlow makes it a constant.
+    """
+    definition = graph.as_graph_def(add_shapes=True)
+    loops = [node for f in definition.library.function for node in f.node_def]
+    found = []
+    for node in [*(n for n in definition.node if "round_" in n.name), *loops]:
+        if node.op in ("Const", "Fill", "ZerosLike", "OnesLike"):
+            shapes = [*node.attr["_output_shapes"].list.shape]
+            shapes.append(node.attr["value"].tensor.tensor_shape)
+            if [size] in [[d.size for d in shape.dim] for shape in shapes]:
+                found.append(node.name)
+    return found
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("folder", SCHEMES)
+def test_a_round_has_no_constant_as_long_as_the_model(folder: str) -> None:
+    """Each would stay in memory, once for each round of a call."""
+    # A loss whose gradient has none.
+    loss = lambda index, usual: lambda w, c: tf.nn.l2_loss(w - c)  # noqa: E731
+    with Run(folder, streams=STREAMS[:1], start=[0.0] * 41, loss=loss) as run:
+        found = constants(run.chief.graph, 41)
+    assert not found
+
+
+@pytest.mark.quick
+def test_zeros_of_tensorflow_are_such_a_constant() -> None:
+    for make, count in ((tf.zeros_like, 1), (rounds.zeros, 0)):
+        with tf.Graph().as_default() as graph, tf.name_scope("round_0"):
+            zeros = make(tf.placeholder(tf.float32, [41]))
+            assert len(constants(graph, 41)) == count
+            with tf.Session() as session:
+                np.testing.assert_array_equal(session.run(zeros), [0.0] * 41)
+
+
 @pytest.mark.parametrize(
     "name, old, new", [*mutations.BY_HAND, *(one[:3] for one in mutations.AROUND)]
 )

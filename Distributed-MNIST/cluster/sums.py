@@ -55,8 +55,7 @@ class Sums:
                     last = attempt.read_value()
 
                 def begin(total=total, attempt=attempt, mine=mine):
-                    zeros = tf.zeros_like(total)
-                    sets = total.assign(zeros, read_value=False)
+                    sets = total.assign(rounds.zeros(total), read_value=False)
                     return tf.group(sets, attempt.assign(mine, read_value=False))
 
                 begun = [rounds.only_if(mine > last, begin)] if begins else []

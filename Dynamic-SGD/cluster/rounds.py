@@ -74,6 +74,16 @@ def send(tensors, variables):
     return arrived
 
 
+def zeros(like):
+    """Returns a tensor of zeros with the shape and dtype of `like`, made when it runs.
+
+    tf.zeros_like becomes a constant, and a constant of each round of a call stays in
+    memory: ten times the size of the model.
+    """
+    shape = like.shape.as_list()
+    return tf.raw_ops.Empty(shape=shape, dtype=like.dtype.base_dtype, init=True)
+
+
 def only_if(condition, make):
     """Runs the operation that `make()` returns if `condition` holds, a bool tensor.
 
