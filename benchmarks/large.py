@@ -6,14 +6,16 @@ workers, with one ps where the scheme has one, in turn:
 
     100 MB   HogWild, Synchronous-SGD, Ring-All-Reduce, the same at an older commit
              (--before), and HogWild's model under ClusterCoordinator
-    1 GB     the three schemes
+             and the three schemes with one arena, see below
+    1 GB     the three schemes, with one arena
     usual    the three schemes with 4,810 parameters, now and before: what a task
              needs without a large vector
 
 The rate is that of the run: updates over the seconds from the first to the last.
 The memory is the most that a task has had resident, with start and checkpoints, less
 that of the same task with 4,810 parameters, in multiples of M. M is the size of the
-center variable.
+center variable. One arena is MALLOC_ARENA_MAX=1: glibc has eight arenas for each core,
+and memory that was freed in one of them is not used by the others.
 
     python benchmarks/large.py --before 06d2f2e
     python benchmarks/large.py --quick
@@ -34,13 +36,17 @@ SCHEMES = {"HogWild": 1, "Synchronous-SGD": 1, RING: None}  # name: ps
 COORDINATOR = "ClusterCoordinator"
 WORKERS = 2
 TASKS = ("ps 0", "worker 0", "worker 1")
-# Units of the hidden layer, updates of a run, guess of its seconds.
+# Units of the hidden layer, updates of a run, guess of its seconds, environment.
+ONE = {"MALLOC_ARENA_MAX": 1}
 SIZES = {
-    "usual": (64, 200, 10),
-    "100 MB": (333_333, 100, 40),
-    "1 GB": (3_333_333, 20, 90),
+    "usual": (64, 200, 5, {}),
+    "100 MB": (333_333, 100, 22, {}),
+    "100 MB, one arena": (333_333, 100, 22, ONE),
+    "1 GB": (3_333_333, 20, 60, ONE),
 }
 PARTS = ("100 MB", "1 GB")
+# The columns of the table of memory: size, and of which code.
+MEASURED = [("100 MB", ", before"), *((size, "") for size in [*SIZES][1:])]
 LOOK = 0.05  # seconds between two looks at the memory of the tasks
 
 
@@ -109,7 +115,7 @@ def rows_of(folder):
 
 def train(scheme, size, root, timeout, scale):
     """Runs a scheme; returns its rate and {task: bytes at most}."""
-    hidden, steps, _ = SIZES[size]
+    hidden, steps, _, variables = SIZES[size]
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         where = pathlib.Path(folder)
         units = where / "units.py"
@@ -125,6 +131,7 @@ def train(scheme, size, root, timeout, scale):
                 WORKERS,
                 timeout=timeout,
                 root=root,
+                variables=variables,
                 more={"problem.py": units},
                 logdir=where / "logdir",
             )
@@ -135,7 +142,7 @@ def train(scheme, size, root, timeout, scale):
 
 def coordinated(timeout, scale):
     """Runs HogWild's model of 100 MB under ClusterCoordinator; returns its rate."""
-    hidden, steps, _ = SIZES["100 MB"]
+    hidden, steps, *_ = SIZES["100 MB"]
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         flags = ["--data", rows_of(pathlib.Path(folder)), "--hidden", hidden]
         flags += ["--steps", max(10, int(steps * scale)), "--warm_up", 10]
@@ -152,18 +159,18 @@ def jobs_of(args, before):
         return lambda: train(scheme, size, root, args.timeout, scale)
 
     jobs = []
-    for size, (_, _, cost) in SIZES.items():
+    for size, (_, _, cost, variables) in SIZES.items():
         for scheme in SCHEMES:
             for when, root in roots.items():
-                if size == "1 GB" and when:
+                if variables and when:
                     continue
-                parts = {size} if size in PARTS else set(PARTS)
+                parts = {one for one in PARTS if one in size} or set(PARTS)
                 key = f"{size}: {scheme}{when}"
                 jobs.append(runs.Job(key, parts, cost, of(scheme, size, root)))
         if size == "100 MB":
             key = f"{size}: {COORDINATOR}"
             make = lambda: coordinated(args.timeout, scale)  # noqa: E731
-            jobs.append(runs.Job(key, {size}, 40, make))
+            jobs.append(runs.Job(key, {size}, 20, make))
     return [job for job in jobs if job.parts & set(args.only)]
 
 
@@ -175,13 +182,15 @@ def rates_table(rounds):
     rows = []
     for scheme in (*SCHEMES, COORDINATOR):
         now = runs.series(rounds, f"100 MB: {scheme}", "steps_per_second")
+        arena = f"100 MB, one arena: {scheme}"
+        one = runs.spread(runs.series(rounds, arena, "steps_per_second"), 2)
         then = runs.series(rounds, f"100 MB: {scheme}, before", "steps_per_second")
         ratio = runs.spread(runs.ratios(now, then), 2)
-        rows.append([scheme, runs.spread(then, 2), runs.spread(now, 2), ratio])
+        rows.append([scheme, runs.spread(then, 2), runs.spread(now, 2), ratio, one])
     ours = runs.series(rounds, "100 MB: HogWild", "steps_per_second")
     theirs = runs.series(rounds, f"100 MB: {COORDINATOR}", "steps_per_second")
     over = runs.spread(runs.ratios(ours, theirs), 2)
-    header = ["2 workers", "steps/s before", "now", "ratio"]
+    header = ["2 workers", "steps/s before", "now", "ratio", "now, one arena"]
     text = runs.table(header, rows)
     return text + f"\nHogWild makes {over} times the steps/s of {COORDINATOR}.\n"
 
@@ -194,7 +203,7 @@ def memory(rounds, size, scheme, when, task):
         return [(peaks or {}).get(task) for peaks in found]
 
     pairs = zip(series(size), series("usual"), strict=True)
-    unit = 4 * elements(size)
+    unit = 4 * elements(size)  # bytes
     return [(a - b) / unit if a and b else None for a, b in pairs]
 
 
@@ -205,12 +214,13 @@ def memory_table(rounds):
         for task in TASKS:
             cells = [
                 runs.spread(memory(rounds, size, scheme, when, task), 1)
-                for size, when in (("100 MB", ", before"), ("100 MB", ""), ("1 GB", ""))
+                for size, when in MEASURED
             ]
-            if cells != ["-"] * 3:
+            if set(cells) != {"-"}:
                 name = f"{task}, the chief" if task == "worker 0" else task
                 rows.append([f"{scheme}: {name}", *cells])
-    return runs.table(["", "100 MB before", "100 MB", "1 GB"], rows)
+    header = ["", "100 MB before", "100 MB", "100 MB, one arena", "1 GB, one arena"]
+    return runs.table(header, rows)
 
 
 def gigabyte_table(rounds):
@@ -250,7 +260,9 @@ def main():
         if args.write_readme:
             return runs.write_readme(args.out)
         if args.quick:
-            SIZES.update({"100 MB": (3_333, 20, 10), "1 GB": (33_333, 20, 10)})
+            SIZES.update(
+                {size: (3_333, 20, 5, SIZES[size][-1]) for size in [*SIZES][1:]}
+            )
         before = args.before and stack.enter_context(runs.checkout(args.before))
         code = {scheme: runs.fingerprint(scheme) for scheme in SCHEMES}
         rounds, progress = runs.in_rounds(jobs_of(args, before), args, "large", code)
