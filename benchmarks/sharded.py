@@ -36,6 +36,7 @@ WIDTH, SMALL = 2490, 56  # units of a hidden layer: of the model, and of next to
 STEPS, BATCH = 8, 8
 # Freed memory goes back to the system at once, so that what is resident is in use.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": 2**20, "MALLOC_TRIM_THRESHOLD_": 2**20}
+MALLOC["MALLOC_MMAP_MAX_"] = 2**16  # as many as usual
 PARTS = ("memory", "limit")
 LARGE, LIMIT = 4980, 4_600_000_000  # units and bytes of part limit
 LIMITED = {"1 worker, stage 0": (0, 1), "4 workers, stage 3": (3, 4)}

@@ -41,18 +41,21 @@ def _module():
     return module
 
 
+# What a user can set for glibc by these variables, and otherwise is set here: no block
+# by mmap, no memory given back. The numbers are those of mallopt(3).
+MALLOC = {"MALLOC_MMAP_MAX_": (-4, 0), "MALLOC_TRIM_THRESHOLD_": (-1, -1)}
+
+
 def _keep_freed_memory():
     """Has glibc keep freed memory, so that the next message finds it again.
 
     gRPC allocates what it receives. By default glibc gives large blocks back to the
-    kernel, which then clears the pages of a vector of 100 MB anew in each round
-    (mallopt(3)).
+    kernel, which then clears the pages of a vector of 100 MB anew in each round.
     """
-    mmap_max, trim_threshold = -4, -1
     with contextlib.suppress(AttributeError):  # another C library has no mallopt
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, -1)
+        for name in MALLOC.keys() - os.environ.keys():
+            mallopt(*MALLOC[name])
 
 
 def remove_generated_files():
