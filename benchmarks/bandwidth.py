@@ -14,7 +14,8 @@ pieces would change:
     round    HogWild's round, ten to a call: pull, gradient, push, update
 
 Beside them, before and after, the same number of bytes through a plain TCP connection
-over the loopback device, without TensorFlow.
+over the loopback device, without TensorFlow; and `copy`, from one place in memory to
+another.
 
     python benchmarks/bandwidth.py
     python benchmarks/bandwidth.py --elements 1000000 --rounds 1
@@ -30,6 +31,7 @@ import statistics
 import sys
 import time
 
+import numpy as np
 import runs
 
 # Row: the number of ps, and of pieces of the center variable on each.
@@ -187,7 +189,9 @@ def measure(args):
         server, spec = server_of(tf, hosts, "worker", 0)
         flags = arguments(script, hosts)
         parts, many, first = graphs(tf, script, flags, spec, args.elements, args.pieces)
-        found = {"tcp before": loopback(size, args.repeats)}
+        source, target = np.ones([2, args.elements], np.float32)
+        found = {"copy": middle(lambda: np.copyto(target, source), args.repeats)}
+        found["tcp before"] = loopback(size, args.repeats)
         with tf.Session(server.target) as session:
             for step in first:
                 session.run(step)
@@ -221,10 +225,11 @@ def markdown(rounds):
         def rate(part, key=key, size=size):
             return runs.ratios(size, runs.series(rounds, key, part))
 
-        rows.append([f"{key}: plain connection", gigabytes(rate("tcp")), "1.00", ""])
-        for part in PARTS:
+        rows.append([f"{key}: plain connection", gigabytes(rate("tcp")), "1.00"])
+        rows[-1].append(runs.spread([1000 * s if s else None for s in plain]))
+        for part in ("copy", *PARTS):
             seconds = runs.series(rounds, key, part)
-            sends = part in ("pull", "push")
+            sends = part in ("copy", "pull", "push")
             rows.append(
                 [
                     f"{key}: {part}",

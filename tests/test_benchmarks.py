@@ -571,6 +571,37 @@ def test_results_without_a_ps(tmp_path: Path) -> None:
 # --- While a worker computes -----------------------------------------------------
 
 
+@pytest.mark.quick
+def test_memory_is_above_the_usual_model_and_in_multiples_of_the_model() -> None:
+    large = importlib.import_module("large")
+    usual, size = 600e6, 4 * large.elements("100 MB")
+    peaks = {"ps 0": usual + 5 * size}
+    one = {
+        "usual: HogWild": dict(peaks={"ps 0": usual}),
+        "100 MB: HogWild": dict(steps_per_second=12.0, peaks=peaks),
+        "100 MB: HogWild, before": dict(steps_per_second=8.0, peaks={}),
+        f"100 MB: {large.COORDINATOR}": dict(steps_per_second=6.0),
+    }
+    text = large.markdown([one])
+    assert "| HogWild: ps 0 | - | 5.0 | - | - |" in text
+    assert "| HogWild | 8.00 | 12.00 | 1.50 | - |" in text
+    assert "HogWild makes 2.00 times the steps/s of ClusterCoordinator." in text
+    assert "| Ring-All-Reduce | - | - | - |" in text
+
+
+def test_the_tasks_of_a_run_are_found_by_their_logdir(tmp_path) -> None:
+    large = importlib.import_module("large")
+    logdir = str(tmp_path / "logdir")
+    role = ["--job_name", "ps", "--task_index", "1", "--logdir"]
+    for where, found in ((logdir, {"ps 1"}), (f"{logdir}2", set())):
+        command = [sys.executable, "-c", "import time; time.sleep(60)", *role, where]
+        with runs.process(command):
+            deadline = time.monotonic() + 10
+            while large.tasks(logdir).keys() != found and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert large.tasks(logdir).keys() == found
+
+
 def test_bars_that_overlap_have_lanes_of_their_own(tmp_path) -> None:
     """And the picture and the tables of made-up rounds are made."""
     overlap = importlib.import_module("overlap")

@@ -7,8 +7,12 @@ a session that goes away, a restore, and what TensorFlow sends for a call.
 from __future__ import annotations
 
 import collections
+import ctypes
 import importlib
 import itertools
+import os
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -705,6 +709,47 @@ def test_zeros_of_tensorflow_are_such_a_constant() -> None:
             assert len(constants(graph, 41)) == count
             with tf.Session() as session:
                 np.testing.assert_array_equal(session.run(zeros), [0.0] * 41)
+
+
+HEAP = """
+import ctypes
+from cluster import tensorflow_v1
+names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+fields = [(name, ctypes.c_size_t) for name in names.split()]
+Mallinfo = type("Mallinfo", (ctypes.Structure,), {"_fields_": fields})
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype, libc.malloc.restype = Mallinfo, ctypes.c_void_p
+tensorflow_v1._keep_freed_memory()
+before = libc.mallinfo2()
+block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(10**8)))
+mapped = libc.mallinfo2().hblks - before.hblks
+libc.free(block)
+print(mapped, libc.mallinfo2().arena - before.arena >= 10**8)
+"""
+
+
+@pytest.mark.quick
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc")
+@pytest.mark.parametrize(
+    "variables, found",
+    [
+        ({}, "0 True"),
+        ({"MALLOC_MMAP_MAX_": "65536"}, "1 False"),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, "0 False"),
+    ],
+)
+def test_freed_memory_is_kept_unless_the_user_says_otherwise(variables, found) -> None:
+    """Mapped blocks, and whether a heap has kept a block of 100 MB that was freed."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", HEAP],
+        env=environment | variables,
+        cwd=launch.REPO / "HogWild",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == found, done.stderr
 
 
 @pytest.mark.parametrize(
