@@ -25,8 +25,8 @@ from cluster.task import Failure
 
 LEADER = "/job:worker/replica:0/task:0"  # who says which workers are in the ring
 GROUP = 1  # the key of the ring: all workers of a run have the same
-# A chunk should not have more bytes: glibc takes memory above 32 MB from the system
-# anew for every message, page by page. And small chunks overlap adding and sending.
+# A chunk should not have more bytes: while one is added, the next is sent, and its
+# copies need little memory.
 CHUNK = 2 << 20
 RINGS = 8  # the most at one time: more of them gain nothing
 BUCKET = 4 << 20  # bytes of a gradient that go around as soon as they are there
