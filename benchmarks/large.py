@@ -4,9 +4,8 @@ The digits' perceptron with more hidden units, a mini-batch of one example and f
 rows of data: nearly all of a run is to read, send and write the vector. Runs of two
 workers, with one ps where the scheme has one, in turn:
 
-    100 MB   HogWild, Synchronous-SGD, Ring-All-Reduce, the same at an older commit
-             (--before), and HogWild's model under ClusterCoordinator
-             and the three schemes with one arena, see below
+    100 MB   HogWild, Synchronous-SGD and Ring-All-Reduce: now, at an older commit
+             (--before), and with one arena; HogWild's model under ClusterCoordinator
     1 GB     the three schemes, with one arena
     usual    the three schemes with 4,810 parameters, now and before: what a task
              needs without a large vector

@@ -111,7 +111,7 @@ BY_HAND = [
     ("sync", "self.attempt.assign_add(1, read_value=False),", ""),
     ("sums", "mine > last, begin", "mine > mine, begin"),
     ("sums", "mine >= last if begins", "mine > REFUSED if begins"),
-    ("sums", "total.assign(zeros, read_value=False)", "tf.no_op()"),
+    ("sums", "total.assign(rounds.zeros(total), read_value=False)", "tf.no_op()"),
     ("sync", "tf.reduce_max(", "tf.reduce_min("),
     ("sync", "count = tf.maximum(self.mine.size(), 1)", "count = 1"),
     ("sync", "step < self.stats.steps", "step <= self.stats.steps"),
