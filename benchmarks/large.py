@@ -22,8 +22,8 @@ and memory that was freed in one of them is not used by the others.
 """
 
 import contextlib
+import functools
 import pathlib
-import re
 import tempfile
 import threading
 
@@ -57,26 +57,12 @@ def elements(size):
 # --- Memory -------------------------------------------------------------------
 
 
-def tasks(logdir):
-    """Returns {task: its folder in /proc} of a run."""
-    found = {}
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (path / "cmdline").read_bytes().decode().split("\0")
-            if "--task_index" in words and logdir in words:
-                job = "worker"
-                if "--job_name" in words:
-                    job = words[words.index("--job_name") + 1]
-                found[f"{job} {words[words.index('--task_index') + 1]}"] = path
-    return found
-
-
 class Peaks(threading.Thread):
     """Looks at the tasks of a run until `end`; `found` is {task: bytes at most}."""
 
     def __init__(self, logdir):
         super().__init__(daemon=True)
-        self.logdir, self.found = str(logdir), {}
+        self.logdir, self.found = logdir, {}
         self.ended = threading.Event()
         self.start()
 
@@ -84,14 +70,12 @@ class Peaks(threading.Thread):
         looks, paths = 0, {}
         while not self.ended.wait(LOOK):
             if looks % 20 == 0:
-                paths = tasks(self.logdir)
+                paths = runs.tasks(self.logdir)
             looks += 1
             for task, path in paths.items():
-                # The kernel keeps the maximum; one that has ended has none.
+                # The kernel keeps the maximum; a task that has ended has none.
                 with contextlib.suppress(OSError, TypeError):
-                    text = (path / "status").read_text()
-                    most = 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", text)[1])
-                    self.found[task] = max(most, self.found.get(task, 0))
+                    self.found[task] = runs.peak(path)
 
     def end(self):
         """Stops looking, and returns what was found."""
@@ -154,9 +138,6 @@ def jobs_of(args, before):
     scale = 0.1 if args.quick else 1.0
     roots = {"": runs.REPO, ", before": before} if before else {"": runs.REPO}
 
-    def of(scheme, size, root):
-        return lambda: train(scheme, size, root, args.timeout, scale)
-
     jobs = []
     for size, (_, _, cost, variables) in SIZES.items():
         for scheme in SCHEMES:
@@ -165,10 +146,11 @@ def jobs_of(args, before):
                     continue
                 parts = {one for one in PARTS if one in size} or set(PARTS)
                 key = f"{size}: {scheme}{when}"
-                jobs.append(runs.Job(key, parts, cost, of(scheme, size, root)))
+                make = functools.partial(train, scheme, size, root, args.timeout, scale)
+                jobs.append(runs.Job(key, parts, cost, make))
         if size == "100 MB":
             key = f"{size}: {COORDINATOR}"
-            make = lambda: coordinated(args.timeout, scale)  # noqa: E731
+            make = functools.partial(coordinated, args.timeout, scale)
             jobs.append(runs.Job(key, {size}, 20, make))
     return [job for job in jobs if job.parts & set(args.only)]
 

@@ -134,6 +134,29 @@ def process(command, start=subprocess.Popen, **options):
             child.wait()
 
 
+def tasks(logdir):
+    """Returns {task: its folder in /proc} of a run, as {"ps 0": .., "worker 1": ..}."""
+    found = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (path / "cmdline").read_bytes().decode().split("\0")
+            if "--task_index" in words and str(logdir) in words:
+                job = "worker"
+                if "--job_name" in words:
+                    job = words[words.index("--job_name") + 1]
+                found[f"{job} {words[words.index('--task_index') + 1]}"] = path
+    return found
+
+
+def peak(path):
+    """Returns the most bytes that a process has had resident; its folder in /proc.
+
+    Raises OSError or TypeError if it has ended.
+    """
+    text = (path / "status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", text)[1])
+
+
 class Lines(threading.Thread):
     """The lines of a stream, each with the time at which it came."""
 

@@ -87,23 +87,6 @@ def model(width):
 # --- What a process and its network have used ------------------------------------
 
 
-def tasks(logdir):
-    """Returns {worker: its folder in /proc} of the tasks of a run."""
-    found = {}
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (path / "cmdline").read_bytes().decode().split("\0")
-            if "--task_index" in words and str(logdir) in words:
-                found[int(words[words.index("--task_index") + 1])] = path
-    return found
-
-
-def peak(path):
-    """Returns the most bytes that a process has had resident since `forget`."""
-    text = (path / "status").read_text()
-    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", text)[1])
-
-
 def data(path):
     """Returns the bytes of a process that count for RLIMIT_DATA, now."""
     text = (path / "status").read_text()
@@ -146,19 +129,19 @@ def watched(copy, stage, workers, steps, timeout, limit=None):
             for line in lines[seen:]:
                 match = STEP.match(line)
                 if match and not paths:
-                    paths = tasks(logdir)
+                    paths = runs.tasks(logdir)
                     for path in paths.values():
                         forget(path)
-                if match and match[1] == "0" and 0 in paths:
+                if match and match[1] == "0" and "worker 0" in paths:
                     with contextlib.suppress(OSError):
-                        counts.append((int(match[2]), received(paths[0])))
+                        counts.append((int(match[2]), received(paths["worker 0"])))
             seen = len(lines)
-            for path in tasks(logdir).values() if limit else ():
+            for path in runs.tasks(logdir).values() if limit else ():
                 with contextlib.suppress(OSError, TypeError):
                     most = max(most, data(path))
             for worker, path in paths.items():
                 with contextlib.suppress(OSError, TypeError):
-                    peaks[worker] = peak(path)
+                    peaks[worker] = runs.peak(path)
             time.sleep(0.02)
         reader.join(5)
         text = "\n".join(line for _, line in reader.lines)
@@ -172,8 +155,10 @@ def watched(copy, stage, workers, steps, timeout, limit=None):
     return {
         "status": 0,
         "data": most,
-        "chief": peaks[0],
-        "worker": max(peaks[k] for k in range(min(1, workers - 1), workers)),
+        "chief": peaks["worker 0"],
+        "worker": max(
+            peaks[f"worker {k}"] for k in range(min(1, workers - 1), workers)
+        ),
         "bytes": (after - before) / max(1, end - begin),
         "counted": result["bytes_pushed"] / result["global_steps"],
         "steps_per_second": result["steps_per_second"],

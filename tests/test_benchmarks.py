@@ -590,16 +590,15 @@ def test_memory_is_above_the_usual_model_and_in_multiples_of_the_model() -> None
 
 
 def test_the_tasks_of_a_run_are_found_by_their_logdir(tmp_path) -> None:
-    large = importlib.import_module("large")
     logdir = str(tmp_path / "logdir")
     role = ["--job_name", "ps", "--task_index", "1", "--logdir"]
     for where, found in ((logdir, {"ps 1"}), (f"{logdir}2", set())):
         command = [sys.executable, "-c", "import time; time.sleep(60)", *role, where]
         with runs.process(command):
             deadline = time.monotonic() + 10
-            while large.tasks(logdir).keys() != found and time.monotonic() < deadline:
+            while runs.tasks(logdir).keys() != found and time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert large.tasks(logdir).keys() == found
+            assert runs.tasks(logdir).keys() == found
 
 
 def test_bars_that_overlap_have_lanes_of_their_own(tmp_path) -> None:

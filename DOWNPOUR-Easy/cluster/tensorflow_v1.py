@@ -41,8 +41,8 @@ def _module():
     return module
 
 
-# What a user can set for glibc by these variables, and otherwise is set here: no block
-# by mmap, no memory given back. The numbers are those of mallopt(3).
+# Two settings of glibc, the C library: it takes no block by mmap, and gives no memory
+# back. A user's own variable wins. Numbers of mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD.
 MALLOC = {"MALLOC_MMAP_MAX_": (-4, 0), "MALLOC_TRIM_THRESHOLD_": (-1, -1)}
 
 

@@ -77,8 +77,8 @@ def send(tensors, variables):
 def zeros(like):
     """Returns a tensor of zeros with the shape and dtype of `like`, made when it runs.
 
-    tf.zeros_like becomes a constant, and a constant of each round of a call stays in
-    memory: ten times the size of the model.
+    Of tf.zeros_like TensorFlow makes a constant, as large as the model, and keeps one
+    for each round of a call in memory.
     """
     shape = like.shape.as_list()
     return tf.raw_ops.Empty(shape=shape, dtype=like.dtype.base_dtype, init=True)
