@@ -31,6 +31,7 @@ kept; the next start repeats none whose example is unchanged.
 """
 
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -98,8 +99,8 @@ SIMULATED_RATE = {1: 0.8, 2: 0.8, 4: 0.4, 8: 0.2}
 Run = namedtuple(
     "Run", "part label x folder flags workers cost change more", defaults=[None, None]
 )
-# Seeds of each cell: five for lines with a band, three for whether a rate trains.
-SEEDS = {"window": 5, "rate": 3}
+SEEDS = 3  # of each cell
+BAND = 5  # of part window, whose lines have a band
 
 # DOWNPOUR with a fixed rate on the ps pushes the sum of a window to plain SGD: that is
 # AGN but for the division by T. No example is this, as it does not hold.
@@ -318,7 +319,7 @@ def plan(parts, scale=1.0, every=1, seeds=1):
     found = []
     for part in parts:
         some = PLANS[part](scale)[every - 1 :: every]
-        found += seeded(some, min(seeds, SEEDS.get(part, 1)))
+        found += seeded(some, min(seeds, BAND if part == "window" else SEEDS))
     for folder in sorted({run.folder for run in found} - there):
         print(f"claims.py: no folder {folder}, its runs are left out", file=sys.stderr)
     return [run for run in found if run.folder in there]
@@ -435,11 +436,17 @@ def measure(planned, cache, timeout, ps=1, logs=None):
 def together(results):
     """Returns what a cell shows of its seeds: the run in the middle by accuracy.
 
-    `each` in it are all of them. Of an even number it is the worse of two.
+    Of an even number it is the worse of two. Its seconds are the medians of all, where
+    all have them. `each` in it are all of them.
     """
+    if len(results) == 1:
+        return results[0]
     results = sorted(results, key=accuracy)
-    middle = results[(len(results) - 1) // 2]
-    return {**middle, "each": results} if len(results) > 1 else middle
+    cell = {**results[(len(results) - 1) // 2], "each": results}
+    for key in ("seconds", "seconds_to_loss"):
+        if all(run.get(key) for run in results):
+            cell[key] = runs.middle([run[key] for run in results])
+    return cell
 
 
 def grid(planned, cache, any_code=False):
@@ -477,14 +484,25 @@ def megabytes(found, window):
     return "-"
 
 
-def seeds_of(found):
-    """Returns the words that say how many seeds a cell has, if not one."""
+def seconds_to_loss(run):
+    """Returns the seconds until a run's loss was small, infinity if it never was."""
+    return run.get("seconds_to_loss") or math.inf
+
+
+def times(result, key):
+    """Returns the seconds of a cell as text: the median, smallest and largest."""
+    return runs.spread([run.get(key) for run in figures.each(result)], 1)
+
+
+def seeds_of(found, seconds=False):
+    """Returns the sentence that says how many seeds a cell has, if not one."""
     counts = {len(figures.each(r)) for row in found.values() for r in row.values()}
     if counts <= {1}:
         return ""
     least, most = min(counts), max(counts)
     number = f"{most}" if least == most else f"{least} to {most}"
-    return f" The middle of {number} seeds"
+    text = f" A cell is the run in the middle of {number} seeds, by accuracy."
+    return text + seconds * " Seconds are medians, smallest and largest in brackets."
 
 
 def window_text(found, name):
@@ -502,7 +520,7 @@ def window_text(found, name):
         f"{1000 * GRADIENT_SECONDS:g} ms longer by a sleep."
     )
     seeds = seeds_of(found)
-    text += f"{seeds}; the band is from best to worst.\n" if seeds else "\n"
+    text += f"{seeds} The band is from best to worst.\n" if seeds else "\n"
     seen = []
     for label in ("AEASGD", "AEAMSGD"):
         row = found.get(label, {})
@@ -548,12 +566,10 @@ def rate_text(found, name):
             cells.append(percent(result) + more)
         rows.append([f"N = {workers}", *cells])
     text += runs.table(["HogWild", *(f"η = {rate:g}" for rate in RATES)], rows)
-    seeds = seeds_of(found)
     text += (
         f"\n{RATE_STEPS} updates; in brackets the mean staleness."
-        f"{seeds and seeds + '.'} The largest rate "
-        f"that still trains\n(accuracy of {TRAINS:g} or more, at every smaller rate "
-        "too):\n\n"
+        f"{seeds_of(found)} The largest rate that still trains\n"
+        f"(accuracy of {TRAINS:g} or more, at every smaller rate too):\n\n"
     )
     rows = []
     for workers, row in found.items():
@@ -576,7 +592,7 @@ def straggler_text(found, name):
         rows.append(
             [
                 label,
-                f"{result['seconds']:.1f}",
+                times(result, "seconds"),
                 result["global_steps"],
                 result["gradients_dropped"],
                 " ".join(str(counts[key]) for key in sorted(counts)),
@@ -587,7 +603,8 @@ def straggler_text(found, name):
     text += runs.table([*header, "test accuracy"], rows)
     return text + (
         f"\n{STRAGGLER_GRADIENTS} gradients are applied in each run; a gradient takes "
-        f"{1000 * FAST:g} ms longer, the slow worker's {1000 * SLOW:g} ms.\n"
+        f"{1000 * FAST:g} ms longer, the slow worker's {1000 * SLOW:g} ms."
+        f"{seeds_of(found, seconds=True)}\n"
     )
 
 
@@ -612,7 +629,10 @@ def delay_text(found, name):
         if "mean_staleness" in r
     ]
     mean = f"{statistics.fmean(stale):.1f}" if stale else "-"
-    text += f"\nN = {DELAY_WORKERS}, {RATE_STEPS} updates, mean staleness {mean}.\n"
+    text += (
+        f"\nN = {DELAY_WORKERS}, {RATE_STEPS} updates, mean staleness {mean}."
+        f"{seeds_of(found)}\n"
+    )
     seen = []
     for label, value in SIMULATED_DELAY.items():
         if label in found and largest(found[label]) != value:
@@ -651,13 +671,13 @@ def bound_text(found, name):
             if "diverged" in result:
                 rows.append([label, written, "diverged", *["-"] * 6])
                 continue
-            counts, reached = result["staleness"], result["seconds_to_loss"]
+            counts = result["staleness"]
             rows.append(
                 [
                     label,
                     written,
-                    f"{reached:.1f}" if reached else "-",
-                    f"{result['seconds']:.1f}",
+                    times(result, "seconds_to_loss"),
+                    times(result, "seconds"),
                     percent(result),
                     *(quantile(counts, share) for share in (0.5, 0.99, 1)),
                     limit or "none",
@@ -671,7 +691,7 @@ def bound_text(found, name):
         f"longer; one that stalls,\n{100 * ODDS:g} % of them, of any worker, "
         f"{1000 * STALL:g} ms; those of the worker that is always slow\n"
         f"{1000 * SLOW:g} ms. The loss is the mean of {OVER} updates. "
-        "The bound is (2 s + 1)(N − 1).\n"
+        f"The bound is (2 s + 1)(N − 1).{seeds_of(found, seconds=True)}\n"
     )
 
 
@@ -704,7 +724,7 @@ def bytes_text(found, name):
     text += runs.table(header, rows)
     return text + (
         f"\nN = {WORKERS}, {BYTES_STEPS} updates at η = 0.1, without momentum. "
-        "What is pulled is whole in every run.\n"
+        f"What is pulled is whole in every run.{seeds_of(found)}\n"
     )
 
 
@@ -850,14 +870,20 @@ def bound_claims(found):
     for label, row in found.items():
         times = {s: row[s].get("seconds_to_loss") for s in sorted(row)}
         there = {s: seconds for s, seconds in times.items() if seconds}
-        least = min(there, key=there.get) if there else None
+        holds = None
+        if len(there) == len(BOUNDS):
+            # Each run with some bound is sooner than each run with s = 0 or with none.
+            cells = [
+                [seconds_to_loss(run) for run in figures.each(row[s])] for s in there
+            ]
+            first, *between, last = cells
+            holds = min(map(max, between)) < min(first + last)
         shown = ", ".join(f"s = {bound_of(s)[1]}: {t:.1f} s" for s, t in there.items())
-        complete = len(there) == len(BOUNDS)
         yield (
             f"a loss is reached soonest with a bound between 0 and none; {label}",
             "Ho et al. 2013",
             shown or "-",
-            least not in (BOUNDS[0], BOUNDS[-1]) if complete else None,
+            holds,
         )
     for label, claim, faster in (
         ("each stalls now and then", "s = 8 hides stalls that come and go", True),
@@ -875,10 +901,11 @@ def bound_claims(found):
         )
         yield claim, "an event simulation", text, holds
     worst = [
-        (quantile(result["staleness"], 1), bound_of(s)[0])
+        (max(quantile(run["staleness"], 1) for run in there), bound_of(s)[0])
         for row in found.values()
         for s, result in row.items()
-        if "staleness" in result and bound_of(s)[0]
+        if bound_of(s)[0]
+        and (there := [run for run in figures.each(result) if "staleness" in run])
     ]
     yield (
         "no gradient is staler than (2 s + 1)(N − 1)",
@@ -1020,7 +1047,7 @@ def bound_figure(found, path):
     right.plot([], [], "|-", ms=8, label="from the median to the largest", **look)
     right.plot([], [], "o", label="99 % of the gradients have at most this", **look)
     for axes, title, unit in (
-        (left, f"until the training loss is {REACHED:g}, one run each", "seconds"),
+        (left, f"until the training loss is {REACHED:g}", "seconds"),
         (right, f"of the gradients of {WORKERS} workers", "staleness, in updates"),
     ):
         axes.set_xticks(range(len(BOUNDS)), names)
@@ -1097,7 +1124,7 @@ def parse_args(argv=None):
     add("--seeds", type=runs.positive_int, help="of a cell (5 and 3; --quick: 1)")
     add("--draw", action="store_true", help="only draw what is kept, of any code")
     args = parser.parse_args(argv)
-    args.seeds = args.seeds or (1 if args.quick else max(SEEDS.values()))
+    args.seeds = args.seeds or (1 if args.quick else BAND)
     return args
 
 

@@ -249,10 +249,18 @@ def test_seeds(found: dict) -> None:
     once = claims.plan(["window", "straggler"])
     assert len({*keys}) == len(keys)
     assert {claims.Cache.key(run) for run in once} < {*keys}  # seed 0 has no flag
-    windows = sum(run.part == "window" for run in once)
-    assert len(keys) == len(once) + 2 * windows
+    assert len(keys) == 3 * len(once)
+    many = [run.part for run in claims.plan(["window", "straggler"], seeds=9)]
+    counts = {part: many.count(part) for part in ("window", "straggler")}
+    one = {part: [run.part for run in once].count(part) for part in counts}
+    assert counts == {"window": 5 * one["window"], "straggler": 3 * one["straggler"]}
     cell = claims.together([result(0.9), {"diverged": True}, result(0.95)])
     assert cell["test_accuracy"] == 0.9 and len(cell["each"]) == 3
+    timed = [result(a, seconds=t) for a, t in ((0.9, 7.0), (0.8, 9.0), (0.7, 8.0))]
+    row = claims.together(timed)
+    assert row["test_accuracy"] == 0.8 and row["seconds"] == 8.0
+    text = claims.straggler_text({"HogWild": {500: row}}, "x")
+    assert "| HogWild | 8.0 (7.0 to 9.0) |" in text and "of 3 seeds" in text
     assert figures.errors(cell) == pytest.approx((5, 10, 90))
     found["window"]["AGN"][1] = cell
     assert "middle of 1 to 3 seeds" in claims.window_text(found["window"], "x")
