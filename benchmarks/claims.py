@@ -99,8 +99,7 @@ SIMULATED_RATE = {1: 0.8, 2: 0.8, 4: 0.4, 8: 0.2}
 Run = namedtuple(
     "Run", "part label x folder flags workers cost change more", defaults=[None, None]
 )
-SEEDS = 3  # of each cell
-BAND = 5  # of part window, whose lines have a band
+SEEDS, BAND = 3, 5  # of a cell, and of one of part window, whose lines have a band
 
 # DOWNPOUR with a fixed rate on the ps pushes the sum of a window to plain SGD: that is
 # AGN but for the division by T. No example is this, as it does not hold.
@@ -489,7 +488,7 @@ def seconds_to_loss(run):
     return run.get("seconds_to_loss") or math.inf
 
 
-def times(result, key):
+def timed(result, key):
     """Returns the seconds of a cell as text: the median, smallest and largest."""
     return runs.spread([run.get(key) for run in figures.each(result)], 1)
 
@@ -592,7 +591,7 @@ def straggler_text(found, name):
         rows.append(
             [
                 label,
-                times(result, "seconds"),
+                timed(result, "seconds"),
                 result["global_steps"],
                 result["gradients_dropped"],
                 " ".join(str(counts[key]) for key in sorted(counts)),
@@ -676,8 +675,8 @@ def bound_text(found, name):
                 [
                     label,
                     written,
-                    times(result, "seconds_to_loss"),
-                    times(result, "seconds"),
+                    timed(result, "seconds_to_loss"),
+                    timed(result, "seconds"),
                     percent(result),
                     *(quantile(counts, share) for share in (0.5, 0.99, 1)),
                     limit or "none",
@@ -873,10 +872,9 @@ def bound_claims(found):
         holds = None
         if len(there) == len(BOUNDS):
             # Each run with some bound is sooner than each run with s = 0 or with none.
-            cells = [
+            first, *between, last = (
                 [seconds_to_loss(run) for run in figures.each(row[s])] for s in there
-            ]
-            first, *between, last = cells
+            )
             holds = min(map(max, between)) < min(first + last)
         shown = ", ".join(f"s = {bound_of(s)[1]}: {t:.1f} s" for s, t in there.items())
         yield (
