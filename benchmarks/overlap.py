@@ -1,7 +1,7 @@
 """What is gained when the network works while a worker computes.
 
 Every task has a host of its own with a cable of some Gbit/s (star.py), and worker k has
-core k. The model is problems/deep.py, of 21 MB, and a mini-batch has 256 rows: so that
+core k. The model is problems/deep.py, of 21 MB, and a mini-batch has 512 rows, so that
 a gradient takes about as long as its transport. The same rounds are made in two ways,
 in turn:
 
@@ -32,7 +32,7 @@ import predictions
 import runs
 import star
 
-BATCH, STEPS, RATE = 256, 50, 0.001  # rows, updates of each worker, learning rate
+BATCH, STEPS, RATE = 512, 50, 0.001  # rows, updates of each worker, learning rate
 GIGABITS = 0.5, 1.0, 2.0  # of a cable, each way
 RING, AHEAD = "Ring-All-Reduce", "HogWild"
 PARTS = ["ring", "ahead"]
