@@ -356,9 +356,18 @@ def fastest(found):
     return first
 
 
-def missed(found):
-    """Says whether some run did not reach the target."""
-    return bool(accuracies(found.values()))
+def spread(results, limit=LIMIT):
+    """Returns the seconds of the fastest and the slowest run, " (17 to 19)", or ""."""
+    times = [result.get("seconds") or math.inf for result in results]
+    if len(times) < 2 or seconds_of(results) == math.inf:
+        return ""
+    last = f"{max(times):.0f}" if max(times) < math.inf else f"> {limit}"
+    return f" ({min(times):.0f} to {last})"
+
+
+def missed(found, limit=LIMIT):
+    """Says whether some cell has an accuracy in place of its seconds."""
+    return any("%" in said(of_seeds(found, *cell), limit) for cell in cells())
 
 
 def markdown(found, limit=LIMIT):
@@ -369,10 +378,7 @@ def markdown(found, limit=LIMIT):
         row = []
         for name in CLUSTERS:
             results = of_seeds(found, label, name)
-            text = said(results, limit)
-            each = [result.get("seconds") for result in results]
-            if len(each) > 1 and all(each):
-                text += f" ({min(each):.0f} to {max(each):.0f})"
+            text = said(results, limit) + spread(results, limit)
             row.append(f"**{text}**" if first[name] == label else text)
         times.append([label, *row])
         row = []
@@ -385,14 +391,16 @@ def markdown(found, limit=LIMIT):
             row.append(f"{gradients:,.0f} ({rate:.0f}/s)" if results else "-")
         made.append([label, *row])
     header = ["", *(cluster.title for cluster in CLUSTERS.values())]
-    seeds = "One seed" if count == 1 else f"Median of {count} seeds"
+    seeds = "One seed."
+    if count > 1:
+        seeds = f"Median of {count} seeds, the fastest and the slowest in brackets."
     text = f"### Seconds to a test loss of {TARGET}\n\n"
     text += figures.shown("seconds to the loss, scheme by cluster", "clusters")
     text += "\n" + runs.table(header, times)
-    text += f"\n{seeds}. Bold: the first in its cluster.\n"
-    if missed(found):
-        text += f"Where a run did not reach the loss in {limit} s, its accuracy is in "
-        text += "brackets.\n"
+    text += f"\n{seeds} Bold: the first in its cluster.\n"
+    if missed(found, limit):
+        text += f"Where most runs did not reach the loss in {limit} s, their accuracy "
+        text += "is in brackets.\n"
     text += "\n### Gradients until then, of all workers\n\n"
     return text + runs.table(header, made)
 
@@ -436,7 +444,7 @@ def draw(found, out, limit=LIMIT):
     axes.xaxis.tick_top()
     axes.spines[:].set_visible(False)
     label = f"seconds to a test loss of {TARGET}"
-    if missed(found):
+    if missed(found, limit):
         label += f"; in brackets the accuracy after {limit} s"
     axes.set_xlabel(label)
     figures.save(figure, out / "clusters")

@@ -243,17 +243,27 @@ def test_the_table_and_the_heat_map(tmp_path: Path) -> None:
     assert ring.endswith("| > 120 (61 %) |") and made.endswith("| 480 (4/s) |")
     assert re.search(r"\| Gossip-SGD \| diverged \| 31 \(30 to 32\)", text)
     assert re.search(r"\| Gossip-SGD \| - \| 1,500 \(60/s\)", text)
-    # One of three seeds is above the limit: the median is not, and it has no range.
-    assert re.search(rf"\| {BACKUP} .* \| 94 \|\n", text)
+    # One of three seeds is above the limit: the median is not, and the range says so.
+    assert re.search(rf"\| {BACKUP} .* \| 94 \(93 to > 120\) \|\n", text)
     # Two of three: the accuracy is that of these.
     assert re.search(r"\| DiLoCo, T = 25 .* \| > 120 \(61 %\) \| 75 \(", text)
-    assert "Median of 3 seeds." in text and text.count("**") == 2 * 4
-    assert "in brackets" in text
+    assert "Median of 3 seeds, the fastest and the slowest in brackets." in text
+    assert text.count("**") == 2 * 4
+    assert "their accuracy is in brackets" in text
     clusters.draw(found, tmp_path)
     picture = (tmp_path / "clusters.svg").read_text()
     assert picture.count(", the first") == 4
     for word in ("> 120 (61 %)", "8 s, the first", "diverged", "two sites, 100 ms"):
         assert word.replace(">", "&gt;") in picture
+
+
+def test_brackets_are_explained_only_where_there_are_some(tmp_path: Path) -> None:
+    found = made_up(3)
+    late = dict(seconds=None, accuracy=0.61, gradients=480, rate=4.0)
+    found[clusters.key_of("HogWild", "fast", 0)] = late
+    assert "accuracy" not in clusters.markdown(found)
+    clusters.draw(found, tmp_path)
+    assert "accuracy" not in (tmp_path / "clusters.svg").read_text()
 
 
 def test_a_few_results(tmp_path: Path) -> None:
@@ -264,7 +274,7 @@ def test_a_few_results(tmp_path: Path) -> None:
     key = clusters.key_of("HogWild", "fast", 0)
     text = clusters.markdown({key: found[key]})
     assert "| HogWild | **7** | - | - | - |" in text and "One seed." in text
-    assert "in brackets" not in text
+    assert "accuracy" not in text
     clusters.draw({key: found[key]}, tmp_path)
     assert "7 s, the first" in (tmp_path / "clusters.svg").read_text()
     assert clusters.seconds_of([{"diverged": True}]) == math.inf
