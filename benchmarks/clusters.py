@@ -362,6 +362,8 @@ def spread(results, limit=LIMIT):
     if len(times) < 2 or seconds_of(results) == math.inf:
         return ""
     last = f"{max(times):.0f}" if max(times) < math.inf else f"> {limit}"
+    if any("diverged" in result for result in results):
+        last = "diverged"
     return f" ({min(times):.0f} to {last})"
 
 

@@ -235,6 +235,7 @@ def test_the_table_and_the_heat_map(tmp_path: Path) -> None:
     found[clusters.key_of(BACKUP, "sites", 0)] = late
     found[clusters.key_of("DiLoCo, T = 25", "cables", 1)] = late
     found[clusters.key_of("DiLoCo, T = 25", "cables", 2)] = late
+    found[clusters.key_of("AEASGD, T = 16", "fast", 0)] = {"diverged": True}
     text = clusters.markdown(found)
     assert (
         "| HogWild | **8 (7 to 9)** | **28 (27 to 29)** | **48 (47 to 49)** | " in text
@@ -245,6 +246,7 @@ def test_the_table_and_the_heat_map(tmp_path: Path) -> None:
     assert re.search(r"\| Gossip-SGD \| - \| 1,500 \(60/s\)", text)
     # One of three seeds is above the limit: the median is not, and the range says so.
     assert re.search(rf"\| {BACKUP} .* \| 94 \(93 to > 120\) \|\n", text)
+    assert "| AEASGD, T = 16 | 16 (15 to diverged) |" in text
     # Two of three: the accuracy is that of these.
     assert re.search(r"\| DiLoCo, T = 25 .* \| > 120 \(61 %\) \| 75 \(", text)
     assert "Median of 3 seeds, the fastest and the slowest in brackets." in text
