@@ -469,7 +469,7 @@ def test_a_node_of_slurm_that_fails(tmp_path):
         pytest.skip(MISSING["Slurm"])
     options = ["--steps", "1000", "--slow_workers", "0.01", "--save_seconds", "1"]
     with Rehearsal("Slurm", tmp_path / "run", *options, NODES="4") as run:
-        run.wait_for("  loss ")
+        launch.wait_until(lambda: launch.saved_step(run.logdir), 120, run)
         to_slurm(run, "scontrol", "update", "nodename=node3", "state=down", "reason=x")
         assert run.wait(180) == 0, run.output
         assert not run.tasks()
