@@ -44,7 +44,7 @@ class Weights:
 
     def __init__(self, args, stats, model, values, index, device):
         """`values` are those of a Network on the ps, `device` is this worker's."""
-        self.stop = stats.stop
+        self.stop = stats.stop()
         with tf.name_scope("weights"):
             self.learning_rate = optimizers.learning_rate(args, stats.step)
             with tf.device(device):
@@ -90,9 +90,9 @@ class Report(report.Report):
                 self.best = json.load(file)  # of the run that is resumed
 
     def test(self, session):
-        """Returns loss and accuracy of the center variables on the test set."""
+        """Returns loss and {"accuracy": number} of the variables on the test set."""
         found = self.weights.evaluate(session, "test")
-        return [found.loss, found.accuracy]
+        return found.loss, {"accuracy": found.accuracy}
 
     def draw(self, session):
         """Chief: evaluates, adds a point to the curves, keeps the best, may stop."""

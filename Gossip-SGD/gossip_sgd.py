@@ -19,7 +19,7 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import flags, gossip, neighbours, rounds, task
+from cluster import contract, flags, gossip, neighbours, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
 import problem
@@ -97,7 +97,7 @@ def main():
     # Placement: each worker has its replica, the chief their average and the stats too.
     chief, device = "/job:worker/task:0", f"/job:worker/task:{me}"
     with tf.device(device):
-        learning = problem.build(data, args.batch_size, args.seed, me, workers)
+        learning = contract.build(problem, data, args, me, workers)
         with tf.device(chief):
             center = tf.get_variable("center", initializer=learning.start)
         stats = Stats(args)

@@ -18,7 +18,7 @@ import os
 
 import numpy as np
 
-from cluster import flags, rounds, task, training
+from cluster import contract, flags, rounds, task, training
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import problem
 
@@ -120,7 +120,7 @@ def main():
 
     # Horovod: worker k of N has every N-th row, from row k on.
     data = task.data(problem, args)
-    learning = problem.build(data, args.batch_size, args.seed, me, workers)
+    learning = contract.build(problem, data, args, me, workers)
     layers = [
         tf.get_variable(f"layer_{i}", initializer=piece)
         for i, piece in enumerate(

@@ -16,7 +16,7 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import flags, heartbeat, rounds, task, towers
+from cluster import contract, flags, heartbeat, rounds, task, towers
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import problem
 
@@ -120,7 +120,7 @@ def main():
     device = "/job:worker/task:0"
     with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
         shards = [
-            problem.build(data, args.batch_size, args.seed, k, args.shards)
+            contract.build(problem, data, args, k, args.shards)
             for k in range(args.shards)
         ]
         learning, batches = towers.merged(shards), towers.batches(args, shards)

@@ -15,7 +15,7 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import flags, lockstep, membership, rounds, task
+from cluster import contract, flags, lockstep, membership, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.lockstep import Stats
 from cluster.membership import Run
@@ -102,7 +102,7 @@ def main():
 
     # Placement: every worker has the whole model, and builds the same graph as others.
     with tf.device(f"/job:worker/task:{me}"):
-        learning = problem.build(data, args.batch_size, args.seed, me, workers)
+        learning = contract.build(problem, data, args, me, workers)
         ring = Ring(args)
         center, stats = ring.center(learning), Stats(args)
         shared = state(args, center, stats)

@@ -15,7 +15,7 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import flags, heartbeat, rounds, run, task
+from cluster import contract, flags, heartbeat, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
 import problem
@@ -95,7 +95,7 @@ def main():
     # setter puts variables on the ps, in turn, and all the rest on this worker.
     device = f"/job:worker/task:{me}"
     with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
-        learning = problem.build(data, args.batch_size, args.seed, me, workers)
+        learning = contract.build(problem, data, args, me, workers)
         pieces = tf.fixed_size_partitioner(len(args.ps_hosts))  # one on each ps
         center = tf.get_variable(
             "center", initializer=learning.start, partitioner=pieces

@@ -11,7 +11,7 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import flags, rounds, task
+from cluster import contract, flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.training import Training
 import problem
@@ -55,7 +55,7 @@ def main():
     task.begin(args, problem)
     data = task.data(problem, args)
 
-    learning = problem.build(data, args.batch_size, args.seed)
+    learning = contract.build(problem, data, args)
     center = tf.get_variable("center", initializer=learning.start)
     global_step = tf.train.get_or_create_global_step()
     batch = rounds.in_turn(learning.batch)

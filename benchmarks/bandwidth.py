@@ -136,8 +136,8 @@ def graphs(tf, script, args, spec, elements, pieces=1):
                 last,
             )
         )
-        many = max(calls.fetches)
-        parts = {"pull": rounds.pull(center), "round": calls.fetches[many]}
+        many = max(calls.sizes)
+        parts = {"pull": rounds.pull(center), "round": calls.fetch(many)}
         # Of the worker's own, so that nothing is sent.
         own = dict(trainable=False, collections=["own"], use_resource=True)
         with tf.device(device):

@@ -112,7 +112,7 @@ class Gossiper:
         held, self.held = self.held, {}
         name = gossip.name_of(self.index if neighbour is None else neighbour)
         held.update(dict.fromkeys(self.choice, name))
-        losses, counts, _ = self.session.run(self.calls.fetches[1], held)
+        losses, counts, _ = self.session.run(self.calls.fetch(1), held)
         return Push(*counts[0].tolist(), float(losses[0]), self.run.now())
 
     def average(self, neighbour: int) -> None:
@@ -122,7 +122,7 @@ class Gossiper:
 
     def call(self, count: int) -> list[Push]:
         """Makes the rounds of one call; no push knows the replicas."""
-        losses, counts, _ = self.session.run(self.calls.fetches[count])
+        losses, counts, _ = self.session.run(self.calls.fetch(count))
         made = zip(counts.tolist(), losses.tolist(), strict=True)
         return [Push(*counted, loss, None) for counted, loss in made]
 

@@ -218,7 +218,7 @@ class Worker:
             self.session.run(initial)
         self.session.run(local, feed)
         self.held: dict = {}
-        fetches = self.calls.fetches.items()
+        fetches = [(n, self.calls.fetch(n)) for n in self.calls.sizes]
         # The loss of a round is one number, which no other value of it may stand for.
         losses = [fetch[0] for _, fetch in fetches]
         assert {(x.dtype, x.shape.rank) for x in losses} == {(tf.float32, 1)}
@@ -232,7 +232,7 @@ class Worker:
     def push(self) -> Push:
         """Makes one round, at the pull if there was one."""
         held, self.held = self.held, {}
-        fetch = self.calls.fetches[1]
+        fetch = self.calls.fetch(1)
         losses, counts, _ = self.session.run(fetch, held) if held else self.call_of[1]()
         return Push(*counts[0].tolist(), float(losses[0]), self.now())
 
@@ -249,7 +249,7 @@ class Worker:
             made += self.call(count)
             if made[-1].became not in (rounds.APPLIED, rounds.LATE):
                 return made
-            assert len(made) < 100 * self.stats.steps, "it does not end"
+            assert len(made) < 100 * self.run.args(self.index).steps, "it does not end"
         raise AssertionError("no counts")
 
     def waits(self, seconds: float = 0.3) -> bool:
@@ -314,7 +314,7 @@ class Worker:
         """Returns the nodes of a call as TensorFlow placed them, one list a device."""
         options = tf.RunOptions(output_partition_graphs=True)
         metadata = tf.RunMetadata()
-        self.session.run(self.calls.fetches[count], None, options, metadata)
+        self.session.run(self.calls.fetch(count), None, options, metadata)
         return [list(graph.node) for graph in metadata.partition_graphs]
 
 

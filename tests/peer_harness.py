@@ -93,7 +93,7 @@ class Peer:
 
     def call(self, count: int = 1) -> list[Push]:
         """Makes the rounds of one call; only the last knows the center variable."""
-        losses, counts, _ = self.session.run(self.calls.fetches[count])
+        losses, counts, _ = self.session.run(self.calls.fetch(count))
         assert (losses.shape, losses.dtype) == ((count,), np.float32)
         if self.whole is None:
             self.session.run(self.meet)

@@ -100,7 +100,7 @@ class Shard:
 
 @contextlib.contextmanager
 def in_graph(*flags: str, num_ps: int = 1, workers: int = 2) -> Iterator:
-    """Yields the session, the fetches of each group, the center, and the counters."""
+    """Yields the session, what each group fetches, the center, and the counters."""
     module = launch.load(IN_GRAPH)
     args = args_of(module, *flags, num_ps=num_ps, workers=workers)
     with graph_of(num_ps) as graph:
@@ -120,16 +120,16 @@ def in_graph(*flags: str, num_ps: int = 1, workers: int = 2) -> Iterator:
         with tf.Session(servers(num_ps)[2][0], graph=graph, config=limit) as session:
             session.run(first)
             began(session, counters)
-            yield session, [one.fetches for one in calls.groups], now, counters, graph
+            yield session, [one.fetch for one in calls.groups], now, counters, graph
 
 
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_towers_are_the_mean_of_synchronous_sgd(num_ps: int) -> None:
     expected = rules.synchronous_sgd([itertools.cycle(s) for s in STREAMS], 0.0, 7, 0.1)
-    with in_graph(num_ps=num_ps) as (session, (fetches,), now, counters, _):
+    with in_graph(num_ps=num_ps) as (session, (fetch,), now, counters, _):
         found, numbers = [], []
         for count in (1, 1, 1, 1, 3):
-            losses, entries, _ = session.run(fetches[count])
+            losses, entries, _ = session.run(fetch(count))
             numbers += entries.tolist()
             found.append(session.run(now))
         table, *_ = session.run(counters.all)
@@ -160,9 +160,9 @@ def test_asynchronous_towers_are_hogwild() -> None:
 
 
 def test_a_tower_is_on_its_worker_and_what_is_shared_on_the_ps() -> None:
-    with in_graph(num_ps=2) as (session, (fetches,), _, _, _):
+    with in_graph(num_ps=2) as (session, (fetch,), _, _, _):
         metadata = tf.RunMetadata()
-        session.run(fetches[1], options=PLACED, run_metadata=metadata)
+        session.run(fetch(1), options=PLACED, run_metadata=metadata)
     where: dict[str, set[str]] = {}
     for node in itertools.chain(*[g.node for g in metadata.partition_graphs]):
         where.setdefault(node.device.split("/device")[0], set()).add(node.op)
@@ -382,12 +382,12 @@ class Embedding:
             self.table = tables.Table(self.args, 9)
             self.stats = stats.Stats(self.args)
             batch = rounds.in_turn(iterator.get_next)
-            self.fetches = rounds.Calls(
+            self.fetch = rounds.Calls(
                 lambda last: module.graph(
                     self.args, self.table, self.stats, batch, learning.loss, last
                 ),
                 (1, 2),
-            ).fetches
+            ).fetch
             self.all = self.table.lookup(tf.range(9))
             self.saver = tables.Saver(self.table)
             join = self.stats.incarnation.join("test")
@@ -439,7 +439,7 @@ def test_touched_rows_are_as_a_dense_table(num_ps, strategy) -> None:
     found, named = [], [[], []]
     for turn in range(6):
         one = two[turn % 2]
-        _, entries, _ = one.session.run(one.fetches[1])
+        _, entries, _ = one.session.run(one.fetch(1))
         assert entries[0].tolist() == [turn + 1, 0, rounds.APPLIED]
         found.append(one.session.run(one.all))
         named[turn % 2].append(len(np.unique(one.ids[turn // 2])))
@@ -457,7 +457,7 @@ def test_touched_rows_are_as_a_dense_table(num_ps, strategy) -> None:
     w = rules.matrix_factorization(
         [("pull", 0), ("push", 0)] * 2, [streams[0]], expected[-1], 0.1, 3.0, 0.01
     )[-1]
-    two[0].session.run(two[0].fetches[2])
+    two[0].session.run(two[0].fetch(2))
     np.testing.assert_allclose(two[0].session.run(two[0].all), w, atol=1e-6)
     for one in two:
         one.session.close()
@@ -468,7 +468,7 @@ def test_only_touched_rows_are_on_the_wire() -> None:
     one = Embedding(f"around{next(harness._runs)}", 2, 0, "mod")
     one.begin(START)
     metadata = tf.RunMetadata()
-    one.session.run(one.fetches[1], options=PLACED, run_metadata=metadata)
+    one.session.run(one.fetch(1), options=PLACED, run_metadata=metadata)
     one.session.close()
     nodes = list(itertools.chain(*[g.node for g in metadata.partition_graphs]))
     on = {op: {n.device for n in nodes if n.op == op} for op in {n.op for n in nodes}}
@@ -485,7 +485,7 @@ def test_only_touched_rows_are_on_the_wire() -> None:
 def test_a_table_is_restored_on_another_number_of_ps(old, new, tmp_path, capsys):
     one = Embedding(f"around{next(harness._runs)}", old[0], 0, old[1])
     one.begin(START)
-    one.session.run(one.fetches[1])
+    one.session.run(one.fetch(1))
     kept = one.session.run([one.all, one.stats.step, *one.stats.all[:2]])
     path = one.saver.save(one.session, str(tmp_path / "model.ckpt"), 1)
     one.session.close()

@@ -566,7 +566,7 @@ def alone(problem: tuple, count: int, steps: int, eta: float = 0.1) -> tuple:
         counts = []
         while len(counts) < steps:
             size = count if steps - len(counts) >= count else 1
-            losses, found, _ = session.run(calls.fetches[size])
+            losses, found, _ = session.run(calls.fetch(size))
             assert losses.shape == (size,) and np.isfinite(losses).all()
             counts += found.tolist()
         return session.run(center), counts

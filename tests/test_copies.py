@@ -643,7 +643,6 @@ MODULES = {
     module: copies.read(REPO / folder / "cluster" / f"{module}.py")
     for module, folder in PLAN.originals.items()
 }
-MOST = 250  # lines of a module
 SHORT = 20  # lines of a run.sh
 ROW = re.compile(r"^\| \[?`cluster/(\w+)\.py`", re.M)
 
@@ -723,9 +722,6 @@ def house(modules: dict[str, str], order: list[str]) -> list[str]:
     """
     found = []
     for name, text in sorted(modules.items()):
-        size = len(text.splitlines())
-        if size > MOST:
-            found.append(f"{name}: {size} lines, at most {MOST}")
         first, _, rest = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
         if not re.fullmatch(r"\S+( \S+){3,}[.?]", first) or (rest and rest[0] != "\n"):
             found.append(
@@ -760,7 +756,6 @@ TOY_HOUSE = {
         ("low", TOY_HOUSE["low"] + "from cluster import high\n", "low: imports high"),
         ("low", TOY_HOUSE["low"] + "import cluster.low\n", "low: imports low"),
         ("low", TOY_HOUSE["low"] + "from cluster.no import x\n", "low: imports no"),
-        ("low", TOY_HOUSE["low"] + "x = 1\n" * 250, "low: 254 lines, at most 250"),
         ("low", "import sys\n", "low: its first line is not a sentence"),
         ("low", '"""The low."""\n', "low: its first line is not a sentence"),
         ("low", '"""It is called by\nthe other."""\n', "low: its first line is not"),

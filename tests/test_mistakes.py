@@ -13,8 +13,6 @@ import re
 import resource
 import socket
 import sys
-import time
-import types
 
 import launch
 import pytest
@@ -276,35 +274,6 @@ def test_a_launcher_that_cannot_be_imported(tmp_path: pathlib.Path) -> None:
 def test_who_only_imports_the_package_keeps_their_tracebacks() -> None:
     """Tests, tools and notebooks do: their main program is not of the folder."""
     assert sys.excepthook is not cluster._hook
-
-
-# --- While TensorFlow is loaded -----------------------------------------------
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("seconds", [0.0, 0.25])
-def test_a_slow_import_is_said(seconds: float, monkeypatch, capsys) -> None:
-    """Again and again, until it is over; a fast one is not worth a line."""
-    monkeypatch.setattr(task, "SLOW", 0.1)
-    with task._said_if_slow():
-        time.sleep(seconds)
-    time.sleep(0.15)
-    said = capsys.readouterr().out
-    assert said == "still loading TensorFlow, for 0 s now\n" * (2 if seconds else 0)
-
-
-def test_begin_says_it(monkeypatch, capsys) -> None:
-    """An import in place of TensorFlow's that takes its time."""
-    slow = types.SimpleNamespace(
-        logging=types.SimpleNamespace(INFO=0, set_verbosity=lambda _: time.sleep(0.15)),
-        train=types.SimpleNamespace(),
-    )
-    monkeypatch.setattr(task, "SLOW", 0.1)
-    monkeypatch.setattr(task, "tf", slow)
-    monkeypatch.setattr(task, "_redirect", lambda log: None)
-    task.begin(types.SimpleNamespace(check=True), None)
-    assert capsys.readouterr().out == "still loading TensorFlow, for 0 s now\n"
-    assert slow.train.Server("cluster", job_name="ps").target == ""
 
 
 # --- Strangers: strangers.py has the runs ---------------------------------------

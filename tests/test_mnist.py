@@ -360,7 +360,7 @@ class Worker:
 
     def push(self) -> list[int]:
         """Makes a round; returns [step after it, staleness, what became of it]."""
-        return self.session.run(self.calls.fetches[1])[1][0].tolist()
+        return self.session.run(self.calls.fetch(1))[1][0].tolist()
 
     def now(self) -> list[np.ndarray]:
         """Returns the variables."""

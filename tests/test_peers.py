@@ -250,15 +250,6 @@ def test_a_run_that_is_over_makes_no_round() -> None:
     assert peer_harness.lockstep.Calls.make(None, None, 0, None) == 0
 
 
-def test_without_the_agreement_they_would_not(monkeypatch) -> None:
-    """What that test would see: sizes that differ."""
-    made = [
-        rounds.Calls.size(types.SimpleNamespace(fetches=(1, 10), seconds=s), 100)
-        for s in (0.0001, 1.0)
-    ]
-    assert made == [10, 1]
-
-
 # --- Exact ----------------------------------------------------------------------
 
 
@@ -612,7 +603,7 @@ def test_who_holds_what(stage: int) -> None:
     """Of 26 numbers on two workers: all of w, of the gradient, of m and v, or half."""
     with Perceptron(stage, 2, mini_batches(2, 1)) as run:
         peer = run.chief
-        made = behind(peer.calls.fetches[1])
+        made = behind(peer.calls.fetch(1))
         sizes = {name: v.shape.num_elements() for name, v in peer.variables.items()}
         whole = {op.type for op in made for x in op.outputs if x.shape == [26]}
         # A gradient is all there before the first reduce-scatter, or a unit is.
@@ -640,7 +631,7 @@ def test_a_unit_is_gathered_again_for_the_backward_pass_and_dropped_between() ->
     A unit is gathered after the operations that needed the unit before it.
     """
     with Perceptron(3, 2, mini_batches(2, 1)) as run:
-        made = behind(run.chief.calls.fetches[1])
+        made = behind(run.chief.calls.fetch(1))
     gathers = [op for op in made if op.type == "CollectiveGather"]
     loss = next(op for op in made if op.type.startswith("SparseSoftmax"))
     forward = [op for op in gathers if op in behind([loss])]

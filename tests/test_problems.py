@@ -242,7 +242,7 @@ def losses_of(one_round: object) -> object:
         counted = rounds.Counted(zero, zero, tf.constant(True), packed)
         return rounds.Round(loss, counted, update)
 
-    return rounds.Calls(counted_round, (10,)).fetches[10][0]
+    return rounds.Calls(counted_round, (10,)).fetch(10)[0]
 
 
 def test_variables_of_the_first_round_are_those_of_all() -> None:

@@ -212,7 +212,7 @@ def test_one_process_numbers_its_rounds_in_order():
         )
         session.run(tf.global_variables_initializer())
         for call in range(50):
-            losses, counts, _ = session.run(made.fetches[10])
+            losses, counts, _ = session.run(made.fetch(10))
             steps = np.arange(10 * call + 1, 10 * call + 11)
             assert counts[:, 0].tolist() == steps.tolist()
             # Each at the weights that the one before it has left: w = 1 - 0.9 ** step.

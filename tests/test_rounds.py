@@ -341,7 +341,7 @@ def test_the_rounds_of_a_call_follow_each_other(draws) -> None:
         count = tf.get_variable("count", initializer=0.0)
         calls = rounds.Calls(one_round, (1, 6))
         session.run(tf.global_variables_initializer())
-        values, *_ = session.run(calls.fetches[6])
+        values, *_ = session.run(calls.fetch(6))
         assert session.run(count) == 6
     assert values[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert len(built) == 6

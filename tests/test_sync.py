@@ -357,7 +357,7 @@ def test_no_gradient_is_added_while_the_update_is_made(folder, num_ps):
         a = run.workers[0]
         run.play("pull A, pull B")
         # What is said of the push, and nothing after it.
-        (counted,) = a.session.run(a.calls.fetches[1][1], a.held)
+        (counted,) = a.session.run(a.calls.fetch(1)[1], a.held)
         a.held = {}
         assert counted[2] == rounds.APPLIED and run.chief.step() == 0
         (push,) = run.play("push B")
@@ -443,7 +443,7 @@ def test_a_worker_killed_in_mid_update_does_not_close_the_step(by, folder, num_p
         a, b = run.workers
         a.pull()
         # What is said of the push, and nothing after it.
-        (counted,) = a.session.run(a.calls.fetches[1][1], a.held)
+        (counted,) = a.session.run(a.calls.fetch(1)[1], a.held)
         assert counted[2] == rounds.APPLIED
         a.held = {}
         (push,) = run.play("pull B, push B")
@@ -482,7 +482,7 @@ def test_a_gradient_that_was_thrown_away_does_not_count_later():
         a.pull()
         # What is said of the push, and nothing after it.
         name, last = late[0]
-        (counted,), named = a.session.run([a.calls.fetches[1][1], name], a.held)
+        (counted,), named = a.session.run([a.calls.fetch(1)[1], name], a.held)
         assert counted[2] == rounds.APPLIED
         a.forget(100)
         b.make_checks()

@@ -1,8 +1,8 @@
 """A round is pull, gradient, push, update; here rounds are made, many to a call.
 
 A `session.run` on a cluster costs several messages of its own, beside the two of a
-round. So ten rounds are built one after the other into one graph, each pull after
-this worker's own last update, and one call makes them all. Scripts call it.
+round. So short rounds are built one after the other into one graph, up to ten, each
+pull after this worker's own last update, and one call makes them all. Scripts call it.
 """
 
 import collections
@@ -10,11 +10,13 @@ import time
 
 import numpy as np
 
+from cluster import task
 from cluster import tensorflow_v1 as tf
 from cluster.task import Failure
 
 SIZES = (1, 3, 10)  # rounds of a call: the most that CALL allows
 CALL = 1.0  # seconds that a call may take, so that log and Ctrl-C are not far
+CHEAP = 10.0  # seconds in which more rounds may be built at once
 LOOK = 1.0  # about so many seconds are between two looks at log, curves and checkpoint
 
 # What became of a push: applied, too late for its step, after the last update, or
@@ -116,17 +118,20 @@ def update(variables, pushed, applied, rule):
 def in_turn(batch):
     """Returns `batch`, drawing each mini-batch after the one before it.
 
-    Without that the rounds of a call would share them out in any order. In a loop,
-    which is a graph of its own, they are in order anyhow.
+    Without that the rounds of a call would share them out in any order, and what two
+    input pipelines give would not belong together. In a loop, which is a graph of its
+    own, they are in order anyhow.
     """
     graph, drawn = tf.get_default_graph(), []
 
     def draw():
         if tf.get_default_graph() is not graph:
             return batch()
-        with tf.control_dependencies(drawn[-1:]):
+        known = set(graph.get_operations())
+        with tf.control_dependencies(drawn):
             tensors = batch()
-        drawn.extend(tf.nest.flatten(tensors)[:1])
+        new = [one for one in graph.get_operations() if one not in known]
+        drawn[:] = [one for one in new if one.op_def.is_stateful]
         return tensors
 
     return draw
@@ -156,17 +161,40 @@ def counted_alone(step):
 
 
 class Calls:
-    """Rounds that are built one after the other, and the loop that calls them."""
+    """Rounds that are built one after the other, and the loop that calls them.
+
+    To build ten rounds, and to have TensorFlow prepare them, takes ten times as long as
+    one: minutes for a long recurrent model. If that is over CHEAP seconds, training
+    begins with one round a call, and more are built when it has gone on for as long.
+    """
 
     def __init__(self, one_round, sizes=SIZES):
         """`one_round(last)` builds a round that comes after the `last` one."""
-        built = [FIRST]
-        for number in range(sizes[-1]):
-            with tf.name_scope(f"round_{number}"):
-                built.append(one_round(built[-1]))
-        with tf.name_scope("calls"):
-            self.fetches = {n: self._fetch(built[1 : n + 1]) for n in sizes}
+        self.one_round, self.sizes = one_round, sizes
+        self.built, self.fetches, self.graph = [FIRST], {}, tf.get_default_graph()
+        mark = tf.no_op("calls")  # what is built later has the same scope and device
+        self.scope, self.device = mark.name.rpartition("calls")[0], mark.device
         self.seconds = CALL  # of a round in the call before
+        self.trained, began = 0.0, time.monotonic()
+        self.fetch(sizes[0])
+        # Seconds that one more round costs.
+        self.cost = (time.monotonic() - began) / sizes[0]
+        for size in sizes if sizes[-1] * self.cost < CHEAP else ():
+            self.fetch(size)
+
+    def fetch(self, size):
+        """Returns what a call of `size` rounds fetches; builds what is not there yet.
+
+        It is the losses [size], the counts [size, 3], and what the call waits for.
+        """
+        with self.graph.as_default(), tf.device(self.device):
+            for number in range(len(self.built) - 1, size):
+                with tf.name_scope(f"{self.scope}round_{number}/"):
+                    self.built.append(self.one_round(self.built[-1]))
+            if size not in self.fetches:
+                with tf.name_scope(f"{self.scope}calls_{size}/"):
+                    self.fetches[size] = self._fetch(self.built[1 : size + 1])
+        return self.fetches[size]
 
     @staticmethod
     def _fetch(built):
@@ -182,8 +210,9 @@ class Calls:
 
     def size(self, left):
         """Returns the rounds of the next call, fewer if they are long or the last."""
-        fit = [n for n in self.fetches if n <= left and n * self.seconds <= CALL]
-        return max(fit, default=1)
+        fit = [n for n in self.sizes if n <= left and n * self.seconds <= CALL]
+        pay = [n for n in fit if n * self.cost < max(CHEAP, self.trained)]
+        return max(pay, default=1)
 
     def make(self, session, left, report):
         """Makes rounds for about a second, or until no update is `left` to make.
@@ -191,19 +220,40 @@ class Calls:
         `report` is told of them. Returns how many updates are left. Raises an error of
         TensorFlow's if a task was lost, and Failure if a loss is not finite.
         """
-        calls = {n: session.make_callable(f) for n, f in self.fetches.items()}
-        began = now = time.monotonic()
+        calls, began, now = {}, time.monotonic(), None
         while left > 0:
             size = self.size(left)
             # So a look is at most half a call too early, or too late.
-            if now > began and now - began + size * self.seconds / 2 > LOOK:
+            if now and now - began + size * self.seconds / 2 > LOOK:
                 break
-            losses, counts, _ = calls[size]()
-            before, now = now, time.monotonic()
-            self.seconds = (now - before) / size
+            if size not in calls:
+                calls[size] = self.prepare(session, size)
+            losses, counts, _ = self.timed(calls[size], size)
+            now = time.monotonic()
             left = updates_left(losses, counts, report.args)
             report.rounds(losses, counts)
         return left
+
+    def prepare(self, session, size):
+        """Returns the function that makes a call of `size` rounds."""
+        if size not in self.fetches:
+            task.doing(f"building the graph of {size} rounds")
+        call = session.make_callable(self.fetch(size))
+        # TensorFlow prepares the graph in the first call.
+        task.doing(f"preparing the graph of {size} round{'s' * (size > 1)}")
+        return call
+
+    def timed(self, call, size):
+        """Returns what `call()` returns; notes how long its `size` rounds took."""
+        began = time.monotonic()
+        made = call()
+        seconds = time.monotonic() - began
+        task.doing(None)
+        if not self.trained:
+            self.cost += seconds
+        self.trained += seconds
+        self.seconds = seconds / size
+        return made
 
 
 def updates_left(losses, counts, args):

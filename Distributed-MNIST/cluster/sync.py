@@ -102,7 +102,7 @@ class Barrier:
             # As the round before found it: nobody is to look again while all wait. If
             # the incarnation has ended since, its successor brings a token.
             joined = self.joined if after else self.stats.incarnation.has_joined()
-            waits = joined & (step < self.stats.steps)
+            waits = joined & (step < self.stats.limit.read_value())
             return tf.cond(waits, newest, lambda: step)
 
     def offer(self, t, pushed, examples, pulled):
@@ -114,7 +114,7 @@ class Barrier:
         with stats.locked([pushed[0], t]) as held:
             step, taken = held.read(stats.step), held.read(self.taken)[:, ROUNDS]
             place = tf.reduce_sum(taken) < self.size
-            open_ = tf.logical_and(held.joined, step < stats.steps)
+            open_ = tf.logical_and(held.joined, step < held.read(stats.limit))
             fits = tf.equal(t, step) & place & tf.equal(taken[stats.me], 0)
             applied, late = open_ & fits, open_ & ~fits
             made = dict(
@@ -213,7 +213,7 @@ def check(args, center, stats):
     barrier = Barrier(args, center, stats)
     begun = barrier.begin_again(state.silence() > GONE)
     with tf.device(stats.device):
-        waits = stats.step.read_value() < stats.steps
+        waits = stats.step.read_value() < stats.limit.read_value()
         silence = tf.where(
             waits, state.silence(), tf.zeros([barrier.workers], tf.float64)
         )

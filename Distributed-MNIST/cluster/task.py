@@ -26,7 +26,7 @@ from cluster import tensorflow_v1 as tf
 AGAIN = 138
 LAUNCHER = "LAUNCHER"  # the process of launch.py, in the environment
 LAST = 5  # seconds that a task which is told to end may take for what is left to do
-SLOW = 5  # seconds in which TensorFlow is usually loaded
+SAY = 10  # seconds between two lines about something that takes long
 RECENT = 600  # seconds: a task with a younger log is started again, in the same run
 
 _last_acts, _started_again = [], []
@@ -87,15 +87,17 @@ def begin(args, problem):
             _redirect(log)
     else:
         _begin(args, launched)
+        doing("loading TensorFlow")
+        threading.Thread(target=_Doing.say, daemon=True).start()
     try:
-        with _said_if_slow():
-            tf.logging.set_verbosity(tf.logging.INFO)
+        tf.logging.set_verbosity(tf.logging.INFO)
     except ImportError as error:
         fail(
             f"{sys.executable} has no TensorFlow that can be imported ({error}): "
             f"{cluster.INSTALL}, or name another interpreter",
             cluster.MISSING,
         )
+    doing(None)
     if args.check:  # the graph needs no server
         tf.train.Server = lambda *_, **__: types.SimpleNamespace(target="")
 
@@ -126,21 +128,30 @@ def _allow_connections():
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-@contextlib.contextmanager
-def _said_if_slow():
-    """Says after SLOW seconds, and again, that TensorFlow is still being loaded."""
-    began, loaded = time.monotonic(), threading.Event()
+class _Doing:
+    """What this task is doing, and since when; None: nothing to speak of."""
 
-    def say():
-        while not loaded.wait(SLOW):
-            waited = time.monotonic() - began
-            print(f"still loading TensorFlow, for {waited:.0f} s now", flush=True)
+    what, since = None, 0.0
 
-    threading.Thread(target=say, daemon=True).start()
-    try:
-        yield
-    finally:
-        loaded.set()
+    @classmethod
+    def say(cls):
+        """Says every SAY seconds what this task is still doing."""
+        said = 0
+        while True:
+            time.sleep(1)
+            waited = time.monotonic() - cls.since
+            times = int(waited / SAY)
+            if cls.what and times > said:
+                print(f"still {cls.what}, for {waited:.0f} s now", flush=True)
+            said = times
+
+
+def doing(what):
+    """Notes what this task does until its first update, if that may take long.
+
+    It is said on the screen every ten seconds, until `doing` is called again.
+    """
+    _Doing.what, _Doing.since = what, time.monotonic()
 
 
 def end_check():

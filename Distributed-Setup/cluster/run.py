@@ -180,6 +180,11 @@ class Run(Training):
         else:
             time.sleep(PAUSE)
 
+    def stop(self):
+        """Ends the run early, for all workers: after at most one update more."""
+        with self.session.graph.as_default():
+            self.session.run(self.stats.stop())
+
     def may_save(self, session):
         """Says whether the model is alive, and the run has not failed."""
         return self.is_alive(session) and not self.rendezvous.has_failed()

@@ -26,14 +26,15 @@ class Stats:
 
     def __init__(self, args, incarnation=None):
         """`incarnation` is the one that the graph has already, if it has one."""
-        self.steps, self.me = args.steps, args.task_index
-        self.workers = len(args.worker_hosts)
+        self.me, self.workers = args.task_index, len(args.worker_hosts)
         self.incarnation = incarnation or Incarnation(args)
         self.device = self.incarnation.device  # ps 0, or the chief if there is no ps
         with tf.device(self.device):
             self.step = tf.train.get_or_create_global_step()
             self._build()
             self.lock = tf.raw_ops.MutexV2(container="", shared_name="stats")
+            # No update is made after so many. It begins with --steps.
+            self.limit = self.temporary("limit", tf.constant(args.steps, tf.int64))
 
     def _build(self):
         # The number of rows is open: a run may be resumed with other workers.
@@ -53,6 +54,16 @@ class Stats:
         self.begun = temporary("begun", zeros, [None, len(COUNTERS)])
         tables = (self.counters, self.largest, self.begun)
         self.all = [table.read_value() for table in tables]
+
+    def stop(self):
+        """Returns the operation after which no update is made but the next one.
+
+        The step that is open may have gradients of others, who wait for its end.
+        """
+        with self.locked([]) as held:
+            last = tf.minimum(held.read(self.limit), held.read(self.step) + 1)
+            held.done.append(self.limit.assign(last, read_value=False))
+        return self.unlocked
 
     def temporary(self, name, initial):
         """Returns a variable, where it is built, that an incarnation begins anew."""
@@ -123,7 +134,7 @@ class Stats:
             up, down = sent[0], sent[1]
         with self.locked(after) as held:
             number, joined = held.read(self.step), held.joined
-            applied = tf.logical_and(joined, number < self.steps)
+            applied = tf.logical_and(joined, number < held.read(self.limit))
             # staleness := updates applied between pull and push
             staleness = tf.zeros_like(number) if seen is None else number - seen
             row = self.row(updates=1, rounds=1, examples=examples)

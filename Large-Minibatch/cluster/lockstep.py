@@ -5,8 +5,6 @@ what all have done, and counts for all without a message. And all must make call
 equally many rounds, about which they agree by an all-reduce too.
 """
 
-import time
-
 import numpy as np
 
 from cluster import rounds
@@ -25,8 +23,8 @@ class Stats(base.Stats):
     """The global step on every worker; on the chief a row of counters for each."""
 
     def __init__(self, args):
-        self.steps, self.me = args.steps, args.task_index
-        self.workers, self.chief = len(args.worker_hosts), self.me == 0
+        self.me, self.workers = args.task_index, len(args.worker_hosts)
+        self.chief = self.me == 0
         self.incarnation = Incarnation(args)
         self.device = f"/job:worker/task:{self.me}"
         self.step = tf.train.get_or_create_global_step()
@@ -93,26 +91,28 @@ class Calls(rounds.Calls):
     def __init__(self, one_round, ring, sizes=SIZES):
         """`one_round(last)` builds a round after the `last`; `ring` is the Ring."""
         super().__init__(one_round, sizes)
-        self.mine = tf.placeholder(tf.float32, [1])
+        self.stop = False  # whether this worker wants to end the training
+        self.mine = tf.placeholder(tf.float32, [4])
         self.agreed = ring.mean(self.mine)
 
     def make(self, session, left, report):
         """Makes calls of one size, for about a second; returns the updates left.
 
         Everything in it follows from what all workers have in common: the seconds of a
-        round, averaged over them, and how many updates are `left`.
+        round and of building one, averaged over them, and how many updates are `left`.
         """
         if left <= 0:  # resumed after the last update, which all know
             return left
-        (pace,) = session.run(self.agreed, {self.mine: [self.seconds]})
-        self.seconds = float(pace)
+        mine = [self.seconds, self.cost, self.trained, self.stop]
+        agreed = session.run(self.agreed, {self.mine: mine})
+        self.seconds, self.cost, self.trained, stop = agreed.tolist()
+        if stop:
+            return 0
         size = self.size(left)
         fit = int(rounds.LOOK / (size * self.seconds))
-        call = session.make_callable(self.fetches[size])
+        call = self.prepare(session, size)
         for _ in range(max(1, min(fit, left // size, MOST))):
-            began = time.monotonic()
-            losses, counts, _ = call()
-            self.seconds = (time.monotonic() - began) / size
+            losses, counts, _ = self.timed(call, size)
             left = rounds.updates_left(losses, counts, report.args)
             report.rounds(losses, counts)
         return left

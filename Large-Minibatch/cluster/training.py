@@ -51,7 +51,7 @@ class Training:
         if self.chief:
             report.print_placement()
             task.before_the_end(self._save_before_the_end)
-        tf.get_default_graph().finalize()
+        task.doing(None)
         return self
 
     def __exit__(self, kind, error, _):
@@ -124,6 +124,18 @@ class Training:
             self.report.draw(session)
             if time.monotonic() > self.saved[1] + self.args.save_seconds:
                 self.save(session)
+
+    def stop(self):
+        """Ends the run early, for all workers, as if its last update were made.
+
+        A script calls it between two steps; who waits for whom does not matter. The
+        result is written, and the status is 0. Started again, the run goes on.
+        """
+        self.left = 0
+
+    def draw(self, name, value):
+        """Adds a point to TensorBoard's curve `name`, at the global step of now."""
+        self.report.curves.add(self.args.steps - self.left, {name: value})
 
     def end(self, session):
         """Ends the training: all updates are made."""

@@ -30,7 +30,8 @@ class Report:
     """What one worker notes of its rounds and prints; the chief draws and writes.
 
     `metric` is the name of what the problem measures beside the loss, `test` the
-    tensors (loss, metric) on the test set and the feed that puts the set into them.
+    tensors (loss, metric) on the test set and the feed that puts the set into them. In
+    place of one metric there may be a dict {name: metric}.
     """
 
     def __init__(self, args, metric, test):
@@ -96,8 +97,10 @@ class Report:
     # --- Chief: curves and result ---------------------------------------------
 
     def test(self, session):
-        """Returns loss and metric of the center variable on the test set."""
-        return [float(v) for v in session.run(self.tensors, self.feed)]
+        """Returns loss and metrics {name: number} of the center variable, test set."""
+        loss, found = session.run(self.tensors, self.feed)
+        found = found if isinstance(found, dict) else {self.metric: found}
+        return float(loss), {name: float(value) for name, value in found.items()}
 
     def draw(self, session):
         """Chief: adds a point to TensorBoard's curves whenever a line was printed."""
@@ -105,8 +108,9 @@ class Report:
             (step, values), self.point = self.point, None
             self._add(step, values, *self.test(session))
 
-    def _add(self, step, values, loss, metric):
-        values = {**values, "test loss": loss, f"test {self.metric}": metric}
+    def _add(self, step, values, loss, metrics):
+        tested = {f"test {name}": value for name, value in metrics.items()}
+        values = {**values, "test loss": loss, **tested}
         named = {name.replace(" ", "_"): value for name, value in values.items()}
         self.curves.add(step, named)
 
@@ -121,13 +125,13 @@ class Report:
         if step == summary["resumed_from"] == _step_of(path):
             print(f"nothing to do: {logdir} is at global step {step}")
             return
-        loss, metric = self.test(session)
+        loss, metrics = self.test(session)
         if not np.isfinite(loss):
             raise Failure(f"the test loss is {loss}: training diverged")
-        name = self.metric
+        tested = {f"test_{name}": value for name, value in metrics.items()}
         result = {
             "scheme": self.args.scheme,
-            f"test_{name}": metric,
+            **tested,
             "test_loss": loss,
             **summary,
             "workers": len(self.args.worker_hosts),
@@ -136,12 +140,13 @@ class Report:
             "data": self.args.data,
             "flags": vars(self.args),
         }
-        self._add(step, {}, loss, metric)
+        self._add(step, {}, loss, metrics)
         written = self._write(path, result)
         print(f"curves: {show_curves(logdir)}")
         seconds, rate = summary["seconds"], summary["steps_per_second"]
+        said = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         print(
-            f"test {name} {metric:.4f} after {step} global steps in {seconds:.1f} s "
+            f"test {said} after {step} global steps in {seconds:.1f} s "
             f"({rate:.0f} steps/s, {summary['examples_per_second']:.0f} examples/s)"
         )
         if not written:

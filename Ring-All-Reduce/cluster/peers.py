@@ -143,6 +143,10 @@ class Run(run.Run):
 
     # --- End ------------------------------------------------------------------
 
+    def stop(self):
+        """Ends the run early: all workers agree on it before their next call."""
+        self.calls.stop = True
+
     def end(self, session):
         """Compares the weights with those of all others, and ends as every run does."""
         self.check.make(session)

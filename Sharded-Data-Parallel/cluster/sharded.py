@@ -224,9 +224,13 @@ class Run(membership.Run):
         return session
 
     def _test(self, session):
-        """Returns loss and metric of the center variable, read from all workers."""
-        feed = {**self.report.feed, self.fed: self.parts.read()}
-        return [float(value) for value in session.run(self.report.tensors, feed)]
+        """Returns what Report.test does; the center is read from all workers."""
+        self.report.feed = {**self.report.feed, self.fed: self.parts.read()}
+        return self.Report.test(self.report, session)
+
+    def stop(self):
+        """Ends the run early: all workers agree on it before their next call."""
+        self.calls.calls.stop = True
 
     def train(self, session):
         """Makes rounds, as before. Chief: saves, too, if it is told to end."""

@@ -45,7 +45,7 @@ class Clocks:
 
     def _may(self, held, clocks):
         """Returns who may begin a round, [N]: c − min c ≤ s, or all is done."""
-        over = held.read(self.stats.step) >= self.stats.steps
+        over = held.read(self.stats.step) >= held.read(self.stats.limit)
         return (clocks - tf.reduce_min(clocks) <= self.bound) | over
 
     def _set(self, held, clocks):

@@ -1,0 +1,195 @@
+"""What problem.py gives a run: the fields of its Problem, checked. Scripts call it.
+
+A field that is not as docs/problem.md has it ends the program with one sentence, which
+names the field. An error inside a function of problem.py has Python's own traceback.
+"""
+
+import numpy as np
+
+from cluster import task
+from cluster import tensorflow_v1 as tf
+from cluster.task import Failure
+
+FIELDS = ("start", "batch", "loss", "test", "metric", "initializer", "feed")
+
+
+def build(problem, data, args, worker=0, workers=1):
+    """Returns what `problem.build` returns; in it `start` is a tensor float32 [P].
+
+    Its functions check what they return. With --check they are also called once, and
+    evaluated. Raises Failure with a sentence about the first wrong field.
+    """
+    task.doing("building the graph")
+    details = data, args.batch_size, args.seed, worker, workers
+    if args.check:
+        with tf.Graph().as_default():
+            _evaluate(_checked(problem, *details))
+    return _checked(problem, *details)
+
+
+def _wrong(field, sentence):
+    raise Failure(f"problem.py: {field} {sentence}")
+
+
+def _checked(problem, *details):
+    made = _call("build()", problem.build, *details)
+    for field in FIELDS:
+        if not hasattr(made, field):
+            _wrong("build()", f"returns {made!r:.60}, without the field {field!r}")
+    said = bool(details[3])  # worker 0 alone says what is not trained
+
+    def batch():
+        tensors = _call("batch()", made.batch)
+        leaves = tf.nest.flatten(tensors, expand_composites=True)
+        if not leaves or not all(map(tf.is_tensor, leaves)):
+            _wrong("batch()", f"must return tensors, not {tensors!r:.60}")
+        return tensors
+
+    def loss(vector, batch):
+        nonlocal said
+        value = _call("loss()", made.loss, vector, batch)
+        _scalar("loss()", value)
+        if not said and tf.is_tensor(vector):
+            _say_what_is_not_trained(value, vector)
+            said = True
+        return value
+
+    def test(vector):
+        returned = _call("test()", made.test, vector)
+        try:
+            (loss, metric), feed = returned
+        except (TypeError, ValueError):
+            _wrong("test()", f"must return (loss, metric), feed; not {returned!r:.60}")
+        for value in [
+            loss,
+            *(metric.values() if isinstance(metric, dict) else [metric]),
+        ]:
+            _scalar("test()", value)
+        return (loss, metric), feed
+
+    if not isinstance(made.metric, str):
+        _wrong("metric", f"must be a name, such as accuracy; not {made.metric!r:.60}")
+    if made.initializer is None:
+        _wrong("initializer", "must be the operation that starts the input; not None")
+    return made._replace(start=_start(made.start), batch=batch, loss=loss, test=test)
+
+
+def _start(value):
+    try:
+        start = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        _wrong("start", f"must be a vector, float32 [P]; not {value!r:.60}")
+    if start.dtype != tf.float32 or start.shape.rank != 1 or not start.shape[0]:
+        _wrong("start", f"must be float32 [P]; it is {start.dtype.name} {start.shape}")
+    return start
+
+
+def _scalar(field, value):
+    shape = value.shape if tf.is_tensor(value) else None
+    if shape is None or shape.rank not in (0, None) or not value.dtype.is_floating:
+        what = f"{value.dtype.name} {shape}" if shape is not None else f"{value!r:.60}"
+        _wrong(field, f"must give one number, a float32 scalar; it gives {what}")
+
+
+def _call(field, function, *arguments):
+    """Returns what a function of problem.py returns, which may make no variable.
+
+    Only the center variable is trained. And what a round makes, it makes ten times.
+    """
+
+    def variables():
+        return {v.ref(): v for v in tf.global_variables() + tf.local_variables()}
+
+    before = variables()
+    returned = function(*arguments)
+    for ref, variable in variables().items():
+        each_round = field in ("batch()", "loss()")
+        if ref not in before and (variable.trainable or each_round):
+            text = "makes the variable {}, which nothing trains: weights are parts of"
+            _wrong(field, f"{text.format(variable.op.name)} the vector `start`")
+    return returned
+
+
+def _evaluate(made):
+    """Calls each function once, and looks at the numbers that it gives."""
+    value = made.loss(made.start, made.batch())
+    (gradient,) = tf.gradients(value, made.start)
+    if gradient is None:
+        _wrong("loss()", "has no gradient with respect to the vector")
+    (loss, metric), feed = made.test(made.start)
+    begin = tf.global_variables_initializer(), tf.local_variables_initializer()
+    with tf.Session() as session:
+        session.run([*begin, tf.tables_initializer()])
+        session.run(made.initializer, made.feed)
+        numbers = session.run([value, gradient])[:1]
+        tested = session.run([loss, metric], feed)
+    for field, found in (("loss()", numbers), ("test()", tf.nest.flatten(tested))):
+        for number in found:
+            if np.ndim(number):
+                shape = list(np.shape(number))
+                _wrong(field, f"must give one number, a scalar; it gives {shape}")
+
+
+# --- What is not trained ------------------------------------------------------
+
+
+def _say_what_is_not_trained(value, vector):
+    """Says which elements of a vector [P] have no way into the loss.
+
+    That may be meant: their layer is frozen. Raises Failure if it is all of them.
+    """
+    used = _used(value, vector)
+    if not used.any():
+        _wrong("loss()", "does not depend on the vector: there is nothing to train")
+    edges = np.flatnonzero(np.diff(used, prepend=True, append=True))
+    parts = ", ".join(f"{a}:{b}" for a, b in edges.reshape(-1, 2)[:3].tolist())
+    if parts:
+        rest = " ..." if len(edges) > 6 else ""
+        count = f"{np.sum(~used)} of {len(used)} parameters"
+        print(f"problem.py: the loss does not train w[{parts}{rest}], {count}")
+
+
+def _used(value, vector):
+    """Returns which elements of a vector [P] have a gradient's way into `value`, [P].
+
+    Only a part that a split or a slice takes is told from the others.
+    """
+    ways, todo = set(), [value]
+    while todo:
+        tensor = todo.pop()
+        if tensor.ref() not in ways and tensor.op.type != "StopGradient":
+            ways.add(tensor.ref())
+            todo += tensor.op.inputs
+    used, todo = np.zeros(vector.shape.num_elements(), bool), [vector]
+    while todo:
+        for operation in todo.pop().consumers():
+            reached = [output.ref() in ways for output in operation.outputs]
+            if operation.type == "Identity":
+                todo.append(operation.outputs[0])
+            elif operation.type in ("Split", "SplitV"):
+                sizes = [output.shape.num_elements() for output in operation.outputs]
+                used |= np.repeat(reached, sizes)
+            elif operation.type == "StridedSlice":
+                used[_slice(operation)] |= any(reached)
+            else:
+                used |= any(reached)
+    return used
+
+
+def _slice(operation):
+    """Returns the part of a vector that a StridedSlice takes, as Python's slice."""
+    starts, ends, steps = map(tf.get_static_value, operation.inputs[1:])
+
+    def has(mask, axis):
+        return operation.get_attr(f"{mask}_mask") >> axis & 1
+
+    for axis in range(operation.inputs[1].shape[0]):
+        if has("new_axis", axis):
+            continue
+        if has("ellipsis", axis) or starts is None or ends is None:
+            break
+        first = None if has("begin", axis) else starts[axis]
+        if has("shrink_axis", axis):
+            return [starts[axis]]
+        return slice(first, None if has("end", axis) else ends[axis], steps[axis])
+    return slice(None)
