@@ -43,6 +43,7 @@ from launch import (
     wait_until,
 )
 from test_run import ENDLESS
+from tree import edit
 
 sys.path.insert(0, str(launch.REPO / "benchmarks"))
 import link
@@ -231,6 +232,78 @@ def test_a_task_of_another_run_says_what_differs(tmp_path):
         last.wait_for("  loss ")
         wait_until(lambda: len(chief.lines) > lines, 30)
         assert "  loss " in chief.lines[-1], chief.output
+
+
+def others_of(folder, where):
+    """Returns a folder, and a task's flags; then those of tasks that differ from it.
+
+    Of each of them also its environment, and what is said. The third has a file of data
+    with the same name and shape, and other labels.
+    """
+    right, script, problem = (
+        copy_of(folder, where / name) for name in ("right", "script", "problem")
+    )
+    edit(script / registry.script_of(folder), "assign_sub(", "assign_add(")
+    images = "    images, labels = batch\n    logits = "
+    edit(
+        problem / "problem.py",
+        images,
+        images.replace("batch\n", "batch[0] * 7.0, batch[1]\n"),
+    )
+    flags = []
+    for name in ("mine", "yours"):
+        path = where / name / "d.npz"
+        path.parent.mkdir()
+        write_digits(path, columns=32)
+        flags.append(["--data", str(path)])
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **{**arrays, "y_train": arrays["y_train"][::-1]})
+    (where / "sitecustomize.py").write_text(
+        "import tensorflow.compat.v1 as tf\ntf.VERSION = '2.20.0'\n"
+    )
+    old, end = {"PYTHONPATH": str(where)}, " is not the same code here as in the run"
+    return (right, flags[0]), [
+        (script, flags[0], {}, registry.script_of(folder) + end),
+        (problem, flags[0], {}, "problem.py" + end),
+        (right, flags[1], {}, "the data, d.npz, are not the same here as in the run"),
+        (right, flags[0], old, "TensorFlow is 2.20.0 here, 2."),
+    ]
+
+
+def test_a_worker_with_other_code_or_data_is_refused(tmp_path):
+    """It would train the model of all with another rule, or on wrong labels."""
+    (copy, data), others = others_of("HogWild", tmp_path)
+    flags = [*LONG, "--logdir", str(tmp_path / "logdir")]
+    with ByHand(copy, *flags, *data) as run:
+        run.start("ps", 0)
+        chief = run.start("worker", 0)
+        chief.wait_for("  loss ")
+        for folder, more, env, words in others:
+            run.copy = folder
+            other = run.start("worker", 1, *more, **env)
+            assert other.wait(60) == 2, other.output
+            one_sentence(other, "not of the run that ps 0 serves: ", words)
+        run.copy, lines = copy, len(chief.lines)
+        run.start("worker", 1).wait_for("  loss ")
+        wait_until(lambda: len(chief.lines) > lines, 30)
+        assert "  loss " in chief.lines[-1], chief.output
+
+
+def test_a_peer_with_other_code_or_data_is_refused(tmp_path):
+    """The others wait for the right one."""
+    (copy, data), others = others_of("Ring-All-Reduce", tmp_path)
+    flags = [*LONG, "--logdir", str(tmp_path / "logdir")]
+    with WorkersByHand(copy, *flags, *data) as run:
+        chief = run.start(0)
+        for folder, more, env, words in others:
+            run.copy = folder
+            other = run.start(1, *more, **env)
+            assert other.wait(60) == 2, other.output
+            one_sentence(other, "not of the run that worker 0 serves: ", words)
+        run.copy = copy
+        run.start(1).wait_for("  loss ")
+        chief.wait_for("  loss ")
 
 
 @pytest.mark.parametrize("folder", launch.some(["HogWild"], ["AEASGD", "SAGN"]))
