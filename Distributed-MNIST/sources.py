@@ -66,7 +66,7 @@ def _arrays_of(name):
     arrays = {"train": (data.x_train, data.y_train), "test": (data.x_test, data.y_test)}
     for split, (x, y) in arrays.items():
         if x.min() < 0 or x.max() > 1:
-            raise ValueError("pixels must be whole numbers, or reach from 0 to 1")
+            raise ValueError("pixels must be uint8, or reach from 0 to 1")
         arrays[split] = x.reshape(-1, side, side, channels), y
     return [str(number) for number in range(int(data.y_train.max()) + 1)], arrays
 

@@ -322,7 +322,7 @@ def test_lines_are_counted() -> None:
             sum(path.read_bytes().count(b"\n") for path in paths)
             for paths in (
                 [of_folder / registry.script_of(folder)],
-                [of_folder / "problem.py"],
+                [*of_folder.glob("problem.py"), *of_folder.glob("datasets.py")],
                 modules,
             )
         ]
@@ -505,7 +505,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         text = f'"""{folder}: a toy."""\n\n' + shared
         text += section("Graph [algorithm]", f"rule = {folder!r}")
         (root / folder / name).write_text(text.rstrip("\n") + "\n")
-        (root / folder / "problem.py").write_text("import numpy\n")
+        for file in ("problem.py", copies.DATASETS):
+            (root / folder / file).write_text("import numpy\n")
         for module, body in (
             ("__init__", '"""Rooms."""\n'),
             ("high", "from cluster import low\n"),

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import registry
 from launch import REPO
+from sklearn import datasets
 
 SCHEMES = registry.folders("ps")
 FAMILIES = ["Non-Distributed-Setup", "HogWild"]
@@ -448,6 +449,13 @@ def arrays(**changes):
     return {key: value for key, value in made.items() if value is not None}
 
 
+def only(value, key, row):
+    """Returns images of zeros, with this value in one row of one array."""
+    changes = {"x_train": np.zeros((50, 28, 28)), "x_test": np.zeros((20, 28, 28))}
+    changes[key][row, 5, 5] = value
+    return changes
+
+
 BAD_DATA = [
     ({"y_test": None}, ["has no y_test"]),
     ({"x_train": np.zeros((0, 28, 28), np.uint8)}, ["x_train", "empty"]),
@@ -459,9 +467,12 @@ BAD_DATA = [
     ({"y_train": np.arange(50) % 10 + 1}, ["y_train has label 10", "0 to 9"]),
     ({"y_test": np.full(20, 12)}, ["y_test has label 12", "0 to 9"]),
     ({"x_test": np.zeros((20, 8, 8))}, ["x_test", "(8, 8)"]),
-    ({"x_train": np.full((50, 28, 28), np.nan)}, ["x_train", "finite numbers"]),
-    ({"x_test": np.full((20, 28, 28), np.nan)}, ["x_test", "finite numbers"]),
-    ({"x_test": np.full((20, 28, 28), np.inf)}, ["x_test", "finite numbers"]),
+    ({"x_test": np.zeros((20, 28, 28))}, ["x_train is uint8, x_test float64"]),
+    ({"x_train": np.zeros((50, 28, 28), int)}, ["x_train is int64, x_test uint8"]),
+    (only(np.nan, "x_train", 7), ["x_train", "finite numbers: row 7 has nan"]),
+    (only(np.nan, "x_test", 0), ["x_test", "finite numbers: row 0 has nan"]),
+    (only(-np.inf, "x_test", 19), ["x_test", "finite numbers: row 19 has -inf"]),
+    (only(1e39, "x_train", 3), ["x_train", "finite numbers: row 3 has 1e+39"]),
     ({"x_train": np.zeros((50, 28, 28), complex)}, ["x_train", "complex128"]),
     ({"x_train": np.zeros((50, 28, 28), object)}, ["not a readable", "Object arrays"]),
     ({"y_train": np.full(50, None)}, ["not a readable", "Object arrays"]),
@@ -472,7 +483,7 @@ BAD_DATA = [
     ({"x_train": np.float32(3)}, ["x_train ()", "empty"]),
     ({"y_train": np.array(["a"] * 50)}, ["y_train", "integers"]),
     ({"y_train": np.arange(50) % 10 * 1000000}, ["y_train has label 1000000"]),
-    ({"x_train": np.full((50, 2), "a")}, ["x_train", "finite numbers"]),
+    ({"x_train": np.full((50, 2), "a")}, ["x_train", "numbers, not <U1"]),
 ]
 
 
@@ -624,6 +635,103 @@ def test_keras_format_trains_28x28_images(tmp_path):
     with launch.run_sh(copy, *arguments, LOGDIR=str(logdir)) as run:
         assert run.wait() == 0, run.output
     assert launch.result(logdir)["data"] == str(path)
+
+
+def test_what_is_wrong_with_a_file_is_said_once(tmp_path):
+    """By the launcher, before anything starts: types that differ, and which row."""
+    copy = launch.copy_of("HogWild", tmp_path)
+    for changes, words in [
+        ({"x_test": np.zeros((20, 28, 28))}, ["x_train is uint8, x_test float64"]),
+        (only(np.nan, "x_test", 13), ["x_test must hold finite", "row 13 has nan"]),
+    ]:
+        path = tmp_path / "bad.npz"
+        np.savez(path, **arrays(**changes))
+        with launch.run_sh(copy, "--data", str(path)) as run:
+            check(run.wait(60), run.output, [f"--data {path}: ", *words])
+
+
+def alternating():
+    """Returns the digits as a file's arrays; in even rows of x_train are even ones."""
+    images, labels = datasets.load_digits(return_X_y=True)
+    images, train = images.astype(np.uint8), np.arange(1400)
+    even, odd = (train[labels[:1400] % 2 == rest] for rest in (0, 1))
+    size = min(len(even), len(odd))
+    rows = np.stack([even[:size], odd[:size]], axis=1).ravel()
+    made = {"x_train": images[rows], "y_train": labels[rows]}
+    return {**made, "x_test": images[1400:], "y_test": labels[1400:]}
+
+
+CLASSES = """
+
+_batches = batches
+
+
+def batches(*given):
+    iterator, feed = _batches(*given)
+    print("classes", *sorted({int(k) for a in feed.values() if a.ndim < 2 for k in a}))
+    return iterator, feed
+"""
+
+
+def test_labels_that_alternate(tmp_path):
+    """Each of two workers has all classes, and the model is that of one process."""
+    path, accuracies = tmp_path / "alternating.npz", []
+    np.savez(path, **alternating())
+    for folder, workers in ("Non-Distributed-Setup", 1), ("HogWild", 2):
+        copy, logdir = launch.copy_of(folder, tmp_path), tmp_path / folder
+        with open(copy / "problem.py", "a") as file:
+            file.write(CLASSES)
+        words = ["--data", str(path), "--steps", "2000", "--logdir", str(logdir)]
+        with launch.run_sh(copy, *words) as run:
+            assert run.wait() == 0, run.output
+        assert run.output.count("classes 0 1 2 3 4 5 6 7 8 9") == workers, run.output
+        assert "is of class" not in run.output
+        accuracies.append(launch.result(logdir)["test_accuracy"])
+    assert min(accuracies) > 0.9 and abs(accuracies[1] - accuracies[0]) < 0.03
+
+
+def test_what_is_seldom_meant_is_said_by_one_worker(tmp_path):
+    """Float images up to 255, and a class of which there is one row."""
+    path = tmp_path / "odd.npz"
+    good = arrays(y_train=np.arange(50) % 9)
+    good.update({key: good[key].astype(float) for key in ("x_train", "x_test")})
+    good["y_train"][0], good["y_test"] = 9, good["y_test"] % 9
+    np.savez(path, **good)
+    said, copy = "", launch.copy_of("HogWild", tmp_path)
+    for worker in ("0", "1"):
+        words = flags({"--task_index": worker, "--data": str(path)})
+        with launch.run_task(copy, *words, "--check") as task:
+            assert task.wait() == 0, task.output
+        said += task.output + "\n"
+    assert said.count(": none of its 25 rows is of class 9\n") == 1, said
+    assert said.count("x_train reaches from 0 to 255: if it has pixels, ") == 1, said
+
+
+TOKENS = """
+
+
+def shapes_of(data):
+    return [(20, 2)]
+
+
+def model(parameters, images, training=False):
+    return tf.one_hot(tf.cast(images[:, 0], tf.int32), 20) @ parameters[0]
+"""
+
+
+def test_token_ids_stay_what_they_are(tmp_path):
+    """A row of the table for each; the label follows from the id."""
+    path, logdir = tmp_path / "tokens.npz", tmp_path / "logdir"
+    x = np.arange(400).reshape(-1, 1) % 20
+    y = x[:, 0] // 3 % 2
+    np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
+    copy = launch.copy_of("Non-Distributed-Setup", tmp_path)
+    with open(copy / "problem.py", "a") as file:
+        file.write(TOKENS)
+    words = ["--data", str(path), "--steps", "500", "--logdir", str(logdir)]
+    with launch.run_sh(copy, *words) as run:
+        assert run.wait() == 0, run.output
+    assert launch.result(logdir)["test_accuracy"] == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])

@@ -5,15 +5,15 @@
                                         every folder, regenerate what READMEs show
     python tools/copies.py --lines      print how many lines each folder has
 
-`problem.py` and `run.sh` below its marker are the same bytes in every folder, and so is
-every module of `cluster/` wherever a folder has it; a folder has those that its scripts
-import, directly or not, and no others. A script is divided by banners; the sections
-whose banner says `[algorithm]` are the scheme's own, all others are those of its
-family's reference. A `problem.py` with such a section is one of its own, and has the
-other sections of the usual one. Which folders there are, and of which family, says
-registry.py. In a folder without a family that has a problem.py, that file and the
-modules are copies, script and run.sh are its own. There is no list of exclusions: an
-idea is marked where it stands.
+`problem.py`, `datasets.py`, and `run.sh` below its marker are the same bytes in every
+folder, and so is every module of `cluster/` wherever a folder has it; a folder has
+those that its scripts import, directly or not, and no others. A script is divided by
+banners; the sections whose banner says `[algorithm]` are the scheme's own, all others
+are those of its family's reference. A `problem.py` with such a section is one of its
+own, and has the other sections of the usual one. Which folders there are, and of which
+family, says registry.py. In a folder without a family that has a problem.py, that file
+and the modules are copies, script and run.sh are its own. There is no list of
+exclusions: an idea is marked where it stands.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from registry import script_of
 REFERENCE = registry.FAMILIES["ps"].reference
 Examples = list[registry.Example]
 
+DATASETS = "datasets.py"  # of a problem.py that is not a folder's own
 MARKER = "# --- identical in every example below this line ---\n"
 BANNER = re.compile(r"( *)# --- (\S.*?) (\[algorithm\] )?-{3,}\n")
 # Of run.sh: variables, of which LAUNCH names a launcher that is the folder's own.
@@ -147,6 +148,8 @@ def copied(example: registry.Example, plan: Plan) -> dict[str, str]:
     """Returns each file of an example that has an original, and the original's path."""
     family = registry.FAMILIES[example.family or "ps"]
     shared = {"problem.py": f"{family.problem}/problem.py"}
+    if family.problem == REFERENCE:
+        shared[DATASETS] = f"{REFERENCE}/{DATASETS}"
     if example.family:
         script = script_of(family.reference)
         shared[script_of(example.folder)] = f"{family.reference}/{script}"
@@ -167,7 +170,7 @@ def own_problem(text: str) -> bool:
 def split(name: str, text: str) -> list[Part]:
     """Divides a file into its parts; what precedes the first banner is its own."""
     whole = name == "problem.py" and not own_problem(text)
-    if whole or name.startswith("cluster/"):
+    if whole or name == DATASETS or name.startswith("cluster/"):
         return [Part("the file", False, 1, text)]
     lines = text.splitlines(keepends=True)
     banners = [BANNER.fullmatch(line) for line in lines]
@@ -345,9 +348,10 @@ def check_code(
         allowed = package in PACKAGES
         if package == "cluster":
             allowed = part.isidentifier() or module and not part
-        if name == "problem.py":
-            # It is the user's to replace, and knows nothing else of this project.
+        if name in ("problem.py", DATASETS):
+            # They are the user's to replace, and know nothing else of this project.
             allowed = package in PACKAGES or wanted == "cluster.tensorflow_v1"
+            allowed |= name == "problem.py" and wanted == "datasets"
         elif not module:
             allowed = allowed or wanted == "problem"
             allowed |= package in own and name != script_of(folder)
@@ -439,7 +443,7 @@ def check(root: Path, examples: Examples = registry.EXAMPLES) -> tuple[list[str]
                     sections += 0 if name.startswith("cluster/") else len(parts)
                 if name == script_of(folder):
                     found += check_script(example, text, original)
-                if "/" not in name and name not in ("problem.py", "run.sh"):
+                if "/" not in name and name not in ("problem.py", DATASETS, "run.sh"):
                     scripts[where] = text
                 found += check_code(where, text, declared(root / folder), beside)
             except SyntaxError as error:
@@ -585,10 +589,11 @@ def line_counts(root: Path, examples: Examples = registry.EXAMPLES) -> str:
         folder = root / example.folder
         script, problem = folder / script_of(folder.name), folder / "problem.py"
         modules = [p for p in folder.glob("cluster/*.py") if p.name != "__init__.py"]
-        more = [p for p in folder.glob("*.py") if p not in (script, problem)]
+        own = script, problem, folder / DATASETS
+        more = [path for path in folder.glob("*.py") if path not in own]
         sizes = [
             count([script]),
-            count([problem]),
+            count(own[1:]),
             count([*folder.glob("cluster/*.py")]),
         ]
         numbers = [*sizes, sum(sizes), len(modules), count(more)]
@@ -652,7 +657,7 @@ def write(root: Path, force: bool, examples: Examples = registry.EXAMPLES) -> li
         for name, there in copied(example, rooms).items():
             here = f"{example.folder}/{name}"
             # A scheme is nobody's copy: of a script only the shared sections are.
-            whole = name == "problem.py" or name.startswith("cluster/")
+            whole = name in ("problem.py", DATASETS) or name.startswith("cluster/")
             if here == there or not read(root / there):
                 continue
             if read(root / here) or whole:
