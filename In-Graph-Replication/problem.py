@@ -71,101 +71,34 @@ def build(data, batch_size, seed, worker=0, workers=1):
 def load(name, workers=1):
     """Returns the data set as `Data`: x float32 [n, features], y int32 [n].
 
-    `name` is digits, mnist, fashion_mnist, or a .npz file with Keras' keys x_train,
-    y_train, x_test, y_test; integer images are scaled by their largest value. Raises
+    `name` is digits, or what datasets.py has: mnist, fashion_mnist, a .npz file. Raises
     ValueError if that cannot be used, or has fewer training rows than workers.
     """
     if name == "digits":
-        # The file behind sklearn.datasets.load_digits; scikit-learn itself would take
-        # a second to import. A fixed shuffle: its writers come in order.
-        package = importlib.util.find_spec("sklearn")
-        if package is None:
-            raise ValueError("they are in scikit-learn: pip install scikit-learn")
-        folder = os.path.dirname(package.origin)
-        path = os.path.join(folder, "datasets", "data", "digits.csv.gz")
-        table = np.loadtxt(path, delimiter=",").astype(np.uint8)
-        table = np.random.default_rng(0).permutation(table)
-        x, y = table[:, :-1], table[:, -1]
-        arrays = {"x_train": x[360:], "y_train": y[360:]}
-        arrays.update(x_test=x[:360], y_test=y[:360])
-    elif name in ("mnist", "fashion_mnist"):
-        arrays = _download(name)
+        data = Data(**digits())
     else:
-        arrays = _read(name)
-    data = _checked(arrays)
+        import datasets  # beside this file; the digits need none of it
+
+        data = Data(**datasets.load(name))
     if len(data.y_train) < workers:
         raise ValueError(f"{len(data.y_train)} training rows for {workers} workers")
     return data
 
 
-def _download(name):
-    """Returns a data set of `tf.keras.datasets`, downloaded on first use."""
-    try:
-        (x, y), (x_test, y_test) = getattr(tf.keras.datasets, name).load_data()
-    except Exception as error:
-        raise ValueError(
-            f"the download failed ({str(error).splitlines()[0]}); use --data digits, "
-            f"or --data FILE.npz with a copy of Keras' {name}.npz"
-        ) from error
-    return {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
+def digits():
+    """Returns the arrays of 1,797 handwritten digits of 8 x 8 pixels, 360 to test with.
 
-
-def _read(name):
-    """Returns the arrays of a .npz file."""
-    if not name.endswith(".npz"):
-        raise ValueError("choose digits, mnist, fashion_mnist or a .npz file")
-    if not os.path.isfile(name):
-        raise ValueError("no such file")
-    try:
-        with np.load(name, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except Exception as error:
-        raise ValueError(f"not a readable .npz file ({error})") from error
-
-
-def _checked(arrays):
-    """Returns `arrays` as `Data`; raises ValueError with what is wrong with them."""
-
-    def wrong(sentence):
-        raise ValueError(sentence)
-
-    missing = [key for key in Data._fields if key not in arrays]
-    if missing:
-        wrong(f"has no {missing[0]}; found {', '.join(sorted(arrays)) or 'nothing'}")
-    for part in ("train", "test"):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        if not len(x.shape) or not x.size or not y.size:
-            wrong(f"x_{part} {x.shape} and y_{part} {y.shape} must not be empty")
-        real = any(np.issubdtype(x.dtype, kind) for kind in (np.integer, np.floating))
-        if not real or not np.isfinite(x).all():
-            wrong(f"x_{part} must hold finite numbers; it is {x.dtype}")
-        if y.ndim != 1 or len(x) != len(y):
-            wrong(f"y_{part} {y.shape} must be one label for each of {len(x)} images")
-        if not np.issubdtype(y.dtype, np.integer):
-            wrong(f"y_{part} must hold integers, not {y.dtype}")
-        if x.shape[1:] != arrays["x_train"].shape[1:]:
-            wrong(f"x_test images {x.shape[1:]} differ in shape from x_train's")
-    classes = len(np.unique(arrays["y_train"]))
-    if classes < 2:
-        wrong("y_train has one class: there is nothing to learn")
-    for part in ("train", "test"):
-        outside = [
-            int(v) for v in np.unique(arrays[f"y_{part}"]) if not 0 <= v < classes
-        ]
-        if outside:
-            wrong(
-                f"y_{part} has label {outside[0]}; the {classes} classes of y_train "
-                f"must be numbered 0 to {classes - 1}"
-            )
-    scale = 1.0
-    if np.issubdtype(arrays["x_train"].dtype, np.integer):
-        scale = 1.0 / max(1, int(arrays["x_train"].max()))
-    x_train, x_test = (
-        arrays[key].reshape(len(arrays[key]), -1).astype(np.float32) * np.float32(scale)
-        for key in ("x_train", "x_test")
-    )
-    y_train, y_test = (arrays[key].astype(np.int32) for key in ("y_train", "y_test"))
-    return Data(x_train, y_train, x_test, y_test)
+    The file is the one behind sklearn.datasets.load_digits; scikit-learn itself would
+    take a second to import. A fixed shuffle: its writers come in order.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is None:
+        raise ValueError("they are in scikit-learn: pip install scikit-learn")
+    folder = os.path.dirname(package.origin)
+    path = os.path.join(folder, "datasets", "data", "digits.csv.gz")
+    table = np.random.default_rng(0).permutation(np.loadtxt(path, delimiter=","))
+    x, y = table[:, :-1].astype(np.float32) / 16, table[:, -1].astype(np.int32)
+    return dict(x_train=x[360:], y_train=y[360:], x_test=x[:360], y_test=y[:360])
 
 
 def batches(data, batch_size, seed, worker=0, workers=1):
@@ -177,6 +110,7 @@ def batches(data, batch_size, seed, worker=0, workers=1):
     `iterator.initializer` wants to be fed, so that the data is not in the graph.
     """
     x, y = data.x_train[worker::workers], data.y_train[worker::workers]
+    warn(data, y, worker)
     images = tf.placeholder(x.dtype, x.shape)
     labels = tf.placeholder(y.dtype, y.shape)
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
@@ -189,6 +123,18 @@ def batches(data, batch_size, seed, worker=0, workers=1):
     dataset = dataset.with_options(options)
     iterator = tf.data.make_initializable_iterator(dataset)
     return iterator, {images: x, labels: y}
+
+
+def warn(data, labels, worker):
+    """Prints what training can stand, and what is seldom meant."""
+    lost = np.setdiff1d(data.y_train, labels)
+    if len(lost):
+        print(f"worker {worker}: none of its {len(labels)} rows is of class {lost[0]}")
+    low, high = data.x_train.min(), data.x_train.max()
+    if worker == 0 and low >= 0 and 128 <= high <= 255:
+        print(
+            f"x_train reaches from {low:g} to {high:g}: if it has pixels, divide by 255"
+        )
 
 
 # --- Model --------------------------------------------------------------------

@@ -399,6 +399,7 @@ def test_length_follows_from_the_family(folder: str, least: int, tree: Path) -> 
         ("problem.py", "from cluster import stats", "imports cluster.stats, which"),
         ("problem.py", "from cluster.task import fail", "imports cluster.task, "),
         ("problem.py", "import sklearn", "imports sklearn, which it may not"),
+        ("datasets.py", "import problem", "imports problem, which it may not"),
         ("problem.py", "time.sleep(1)", "contains time.sleep("),
         ("cluster/ports.py", "import problem", "imports problem, which it may not"),
         ("cluster/ports.py", "from cluster import *", "imports cluster.*, which"),
@@ -595,7 +596,9 @@ def test_write_spreads_a_change_of_the_reference(small: Path) -> None:
     assert (single / "cluster" / "low.py").read_text() == "import os\n"
 
 
-@pytest.mark.parametrize("name", ["hogwild.py", "problem.py", "cluster/low.py"])
+@pytest.mark.parametrize(
+    "name", ["hogwild.py", "problem.py", "datasets.py", "cluster/low.py"]
+)
 def test_write_does_not_lose_what_is_newer(name: str, small: Path) -> None:
     path = small / "HogWild" / name
     old = "x = 1" if name == "hogwild.py" else "import"
@@ -810,7 +813,8 @@ def everything() -> list[str]:
 
 def test_copies_are_marked_for_a_hosting_site() -> None:
     assert len(WHOLE) > 300 and "HogWild/cluster/run.py" in WHOLE
-    assert "HogWild/problem.py" in WHOLE and "HogWild/run.sh" not in WHOLE
+    assert {"HogWild/problem.py", "HogWild/datasets.py"} <= WHOLE
+    assert "HogWild/run.sh" not in WHOLE
     assert marked(REPO, everything()) == dict.fromkeys(MARKS, WHOLE)
 
 

@@ -434,7 +434,11 @@ WHOLE = [
 PRINTED = unique(
     [
         *templates_of_bash((REPO / copies.REFERENCE / "run.sh").read_text()),
-        *templates_of_python((REPO / copies.REFERENCE / "problem.py").read_text()),
+        *(
+            x
+            for name in ("problem.py", copies.DATASETS)
+            for x in templates_of_python((REPO / copies.REFERENCE / name).read_text())
+        ),
         *(
             x
             for module, folder in PLAN.originals.items()

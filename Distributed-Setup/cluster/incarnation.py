@@ -185,15 +185,14 @@ def _code():
 def difference(mine, others):
     """Returns a sentence about the first value in which two fingerprints differ."""
     mine, others = json.loads(mine), json.loads(others)
-    if mine["scheme"] != others["scheme"]:
+    if mine.get("scheme") != others.get("scheme"):
         return f"this is {mine['scheme']}, the run is {others['scheme']}"
-    codes = mine.pop("code"), others.pop("code", {})
-    # A task may load a file that others do not need; its own files before cluster/.
-    both = codes[0].keys() & codes[1].keys()
-    for name in sorted(both, key=lambda name: (os.path.dirname(name), name)):
-        if codes[0][name] != codes[1][name]:
-            name = os.path.basename(sys.argv[0]) if name == SCRIPT else name
-            return f"{name} is not the same code here as in the run"
+    code, theirs = mine.pop("code", {}), others.pop("code", {})
+    # The user's files before cluster/. One may be loaded by some of the workers only.
+    for name in sorted(code, key=lambda name: (os.path.dirname(name), name)):
+        if code[name] != theirs.get(name, code[name]):
+            file = os.path.basename(sys.argv[0]) if name == SCRIPT else name
+            return f"{file} is not the same code here as in the run"
     for name in sorted({*mine, *others}, key=lambda name: (name in RESULTS, name)):
         here, there = mine.get(name), others.get(name)
         if here != there:

@@ -35,7 +35,7 @@ def explain(error):
         where = place([traceback.FrameSummary(error.filename or "", error.lineno, "")])
     elif isinstance(error, ImportError) and error.name:
         module, lost = error.name.partition(".")[0], type(error) is ModuleNotFoundError
-        if module == "cluster" or lost and module == "problem":
+        if module == "cluster" or lost and module in ("problem", "datasets"):
             return f"{FOLDER} is not complete ({what[0]}): copy all of it", MISSING
         if lost:
             ours = module in ("numpy", "sklearn", "tensorflow")

@@ -9,18 +9,21 @@ opens the next one when everything is in place. A worker joins after that. The p
 a worker that has not joined is not applied.
 """
 
-import glob
-import hashlib
 import json
 import math
 import os
+import sys
+import zlib
 
+import cluster
 from cluster import addresses
 from cluster import tensorflow_v1 as tf
 
 # Flags that may differ from task to task: who it is, where it writes, how it waits.
 OWN = ("job_name", "task_index", "address", "logdir", "check", "save_seconds")
 OWN += ("patience", "slow_workers", "device")
+SCRIPT = ""  # in place of the script's name, which is nobody else's matter
+RESULTS = ("data_checksum", "model")  # what flags and code have made
 STILL = 10  # seconds without a heartbeat of anybody
 
 
@@ -152,32 +155,52 @@ class Incarnation:
 
 
 def fingerprint(args, elements):
-    """Returns what all tasks of a run must agree on, as JSON.
+    """Returns what all workers of a run must agree on, as JSON.
 
-    A worker with another window, or with another list of hosts, would train something
-    else or wait for ever, and nobody would notice. `elements` is the size of the model.
+    A worker with another window, rule, or list of hosts would train something else or
+    wait for ever, and nobody would notice. `elements` is the size of the model; the
+    checksum of the data is among the flags, see task.data.
     """
     flags = {name: value for name, value in vars(args).items() if name not in OWN}
     flags["data"] = os.path.basename(args.data)
-    code = hashlib.sha256()
-    for path in sorted(glob.glob(os.path.join(os.path.dirname(__file__), "*.py"))):
-        with open(path, "rb") as file:
-            code.update(file.read())
-    return json.dumps(
-        {**flags, "model": elements, "cluster": code.hexdigest()[:8]}, sort_keys=True
-    )
+    about = {"model": elements, "TensorFlow": tf.VERSION, "code": _code()}
+    return json.dumps({**flags, **about}, sort_keys=True)
+
+
+def _code():
+    """Returns {file: checksum} for the script, and what it has loaded of its folder."""
+    folder = os.path.join(os.path.realpath(cluster.FOLDER), "")
+    prefix = os.path.join(os.path.realpath(sys.prefix), "")
+    found = {}
+    for name, module in list(sys.modules.items()):
+        path = os.path.realpath(getattr(module, "__file__", None) or "")
+        packages = prefix.startswith(folder) and path.startswith(prefix)
+        if path.startswith(folder) and not packages and os.path.isfile(path):
+            name = SCRIPT if name == "__main__" else os.path.relpath(path, folder)
+            with open(path, "rb") as file:
+                found[name] = zlib.crc32(file.read())
+    return found
 
 
 def difference(mine, others):
     """Returns a sentence about the first value in which two fingerprints differ."""
     mine, others = json.loads(mine), json.loads(others)
-    for name in sorted({*mine, *others}, key=lambda name: (name != "scheme", name)):
+    if mine.get("scheme") != others.get("scheme"):
+        return f"this is {mine['scheme']}, the run is {others['scheme']}"
+    code, theirs = mine.pop("code", {}), others.pop("code", {})
+    # The user's files before cluster/. One may be loaded by some of the workers only.
+    for name in sorted(code, key=lambda name: (os.path.dirname(name), name)):
+        if code[name] != theirs.get(name, code[name]):
+            file = os.path.basename(sys.argv[0]) if name == SCRIPT else name
+            return f"{file} is not the same code here as in the run"
+    for name in sorted({*mine, *others}, key=lambda name: (name in RESULTS, name)):
         here, there = mine.get(name), others.get(name)
         if here != there:
             what = {
+                "TensorFlow": f"TensorFlow is {here} here, {there} in the run",
                 "model": f"the model has {here} parameters here, {there} in the run",
-                "cluster": "cluster/ is not the same code here as in the run",
-                "scheme": f"this is {here}, the run is {there}",
+                "data_checksum": f"the data, {mine['data']}, are not the same here as "
+                "in the run",
             }
             return what.get(name, f"--{name} is {here} here, {there} in the run")
     return None
