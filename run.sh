@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Runs an example: sets up the environment if needed, then hands over to its run.sh.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set +o posix
 set -euo pipefail
+unset PYTHONSAFEPATH # a script finds what lies beside it
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DEFAULT=HogWild

@@ -4,7 +4,10 @@
 #   bash test.sh --quick                     without tasks, in 1 to 2 minutes
 #   THOROUGH=1 bash test.sh                  all combinations, in 1 to 2 hours
 #   bash test.sh tests/test_copies.py -x     pytest's own arguments
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set +o posix
 set -euo pipefail
+unset PYTHONSAFEPATH # a script finds what lies beside it
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 # shellcheck source=tools/setup.sh

@@ -56,7 +56,9 @@ class Launcher(launch.Launcher):
                 [sys.executable, "-B", predict, model, image],
                 env={"CUDA_VISIBLE_DEVICES": "", **os.environ},
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
             )
+            write(done.stdout)
             if done.returncode:
                 raise launch.End(done.returncode, None)
 

@@ -19,6 +19,7 @@
 # Exit status: 0 ok, 2 usage, 3 something is missing here, 124 timeout, 130 Ctrl-C,
 # 143 TERM, else what the engine made of the first task that failed.
 set -euo pipefail
+unset PYTHONSAFEPATH # a script finds what lies beside it
 
 exec 3>&2
 ROOT=$(cd "${HERE:?}/../.." && pwd)
@@ -63,6 +64,7 @@ arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, L
       ;;
   esac
   FOLDER=$ROOT/$EXAMPLE
+  [[ ${SCRIPT:-} == *.py && -f $FOLDER/${SCRIPT##*/} ]] || unset SCRIPT # script(1) exports one
   eval "$(grep '^SCRIPT=' "$FOLDER/run.sh")" # where it has a choice, SCRIPT may be given
   SCRIPT=$FOLDER/${SCRIPT##*/} # in a network of its own it is a path already
   [ -f "$SCRIPT" ] || stop 2 "there is no script $SCRIPT"
@@ -205,7 +207,7 @@ cleanup() {
 }
 
 engine() { # [EXAMPLE] [OPTION ...]
-  local given misspelt
+  local given
   case ${1:-} in
     --version)
       needs
@@ -235,10 +237,6 @@ engine() { # [EXAMPLE] [OPTION ...]
   fi
   needs
   command -v "$PYTHON" >/dev/null || stop 2 "PYTHON=$PYTHON: no such command"
-  # Before anything is made: a name that is nearly one of the above.
-  misspelt=$(cd "$ROOT/Distributed-Setup" && "$PYTHON" -B -c \
-    'import os; from cluster import flags; print(flags.misspelt(os.environ) or "")')
-  [ -z "$misspelt" ] || stop 2 "$misspelt"
   export PYTHONDONTWRITEBYTECODE=1 CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"
   [ ! -e "$HERE/requirements.txt" ] || environment
   given=${BASE_PORT:-}

@@ -5,7 +5,10 @@
 # (seconds, status 124), MAX_RESTARTS (of all workers, from the last checkpoint), and
 # Horovod's own HOROVOD_CYCLE_TIME, HOROVOD_FUSION_THRESHOLD, ... Every argument goes to
 # the script.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set +o posix
 set -euo pipefail
+unset PYTHONSAFEPATH # a script finds what lies beside it
 
 exec 3>&2
 
@@ -29,9 +32,6 @@ if [ -z "${PYTHON:-}" ]; then
   [ -x "$PYTHON" ] || PYTHON=python3
 fi
 command -v "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON: no such command"
-misspelt=$(cd "$here" && "$PYTHON" -B -c \
-  'import os; from cluster import flags; print(flags.misspelt(os.environ) or "")')
-[ -z "$misspelt" ] || fail "$misspelt"
 number NUM_WORKERS "${NUM_WORKERS:=2}" 1
 number TIMEOUT "${TIMEOUT:=3600}" 1
 number MAX_RESTARTS "${MAX_RESTARTS:=0}" 0

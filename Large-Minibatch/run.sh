@@ -6,8 +6,15 @@ NUM_WORKERS=${NUM_WORKERS:-2}
 PEERS=yes # no ps is needed
 # --- identical in every example below this line ---
 # Starts the tasks on this machine, waits for them, ends them: see cluster/launch.py.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# The variables may be another program's: script(1) exports SCRIPT.
+if ! [[ $SCRIPT == *.py && -f $here/$SCRIPT ]]; then
+  echo "run.sh: SCRIPT=$SCRIPT is no script of this folder: it is not used" >&2
+  SCRIPT=$(sed -n 's/^SCRIPT=.*-\(.*\)}$/\1/p' "$here/run.sh") # the default above
+fi
+[ "${LAUNCH:-}" = launcher.py ] || LAUNCH=cluster/launch.py
 if [ -z "${PYTHON:-}" ]; then
   PYTHON=$here/../.venv/bin/python
   [ -x "$PYTHON" ] || PYTHON=python3
@@ -17,4 +24,4 @@ if ! command -v "$PYTHON" >/dev/null; then
   exit 2
 fi
 export SCRIPT NUM_PS NUM_WORKERS PEERS="${PEERS:-}"
-exec "$PYTHON" -B "$here/${LAUNCH:-cluster/launch.py}" "$@"
+exec "$PYTHON" -B "$here/$LAUNCH" "$@"

@@ -326,8 +326,8 @@ AROUND = [
     ),
     (
         "launch",
-        "if status <= 2 or task.restarts >= self.max_restarts:",
-        "if status <= 2:",
+        "if status in (1, 2, ILLEGAL) or task.restarts >= self.max_restarts:",
+        "if status in (1, 2, ILLEGAL):",
         RUN,
         "worker_that_dies_ends_the_run",
     ),

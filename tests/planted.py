@@ -41,7 +41,7 @@ PLANTED = [
         "launcher",
         "a user's mistake is started again",
         "cluster/launch.py",
-        "if status <= 2 or task.restarts",
+        "if status in (1, 2, ILLEGAL) or task.restarts",
         "if task.restarts",
         LAUNCHER,
     ),

@@ -647,7 +647,7 @@ MODULES = {
     module: copies.read(REPO / folder / "cluster" / f"{module}.py")
     for module, folder in PLAN.originals.items()
 }
-SHORT = 20  # lines of a run.sh
+SHORT = 27  # lines of a run.sh
 ROW = re.compile(r"^\| \[?`cluster/(\w+)\.py`", re.M)
 
 

@@ -123,7 +123,6 @@ WRONG = pytest.mark.parametrize(
     [
         (["Nope"], {}, ["there is no example", "Nope", "HogWild"]),
         (["Hogwild"], {}, ['there is no example "Hogwild"; did you mean HogWild?']),
-        (["HogWild"], {"NUM_WORKER": "4"}, ["NUM_WORKER=4: did you mean NUM_WORKERS?"]),
         (["HogWild", "--stepz", "3"], {}, ["unrecognized arguments: --stepz 3"]),
         (["HogWild", "--steps", "no"], {}, ["'no' is not a whole number"]),
         (["HogWild", "--job_name", "ps"], {}, ["--job_name"]),

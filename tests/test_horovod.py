@@ -62,7 +62,6 @@ def one_sentence(done: subprocess.CompletedProcess, status: int, *words: str) ->
         ([], {"NUM_PS": "1"}, ["NUM_PS=1: there is no ps"]),
         ([], {"BASE_PORT": "2222"}, ["BASE_PORT=2222"]),
         ([], {"TIMEOUT": "0"}, ["TIMEOUT=0"]),
-        ([], {"NUM_WORKER": "4"}, ["NUM_WORKER=4: did you mean NUM_WORKERS?"]),
         ([], {"PYTHON": "no-python"}, ["PYTHON=no-python: no such command"]),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",

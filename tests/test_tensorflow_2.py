@@ -211,7 +211,6 @@ def test_a_ps_that_is_stopped_ends_the_run(tmp_path) -> None:
     [
         (SCRIPT, ["--slow_workers=0,1"], "a worker runs no Python here"),
         (SCRIPT, ["--steps_per_call=0"], "is not a whole number of at least 1"),
-        ("no.py", [], "SCRIPT=no.py: there is no such script"),
     ],
 )
 def test_wrong_use_is_one_sentence(script, flags, said, tmp_path) -> None:

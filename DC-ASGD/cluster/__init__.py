@@ -6,6 +6,7 @@ README.md of Distributed-Setup has a map of the modules: what each is for.
 # A script imports this package before the rest of its folder, so that an error in what
 # it imports next is one sentence, too.
 
+import contextlib
 import os
 import sys
 import traceback
@@ -63,3 +64,6 @@ def _hook(kind, error, trace):
 
 if os.path.abspath(sys.argv[0]).startswith(os.path.join(FOLDER, "")):
     sys.excepthook = _hook
+    for screen in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # it is closed, or of another kind
+            screen.reconfigure(errors="backslashreplace")  # where η is no character

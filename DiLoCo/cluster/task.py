@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -117,6 +118,10 @@ def _begin(args, launched):
     if launched:
         threading.Thread(target=_follow_launcher, daemon=True).start()
     _log_to(args.logdir, name(args))
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:  # TensorFlow's AutoGraph needs a place for its files
+        tempfile.tempdir = args.logdir
 
 
 def _allow_connections():
@@ -264,7 +269,7 @@ def _log_to(logdir, name):
         path = os.path.join(logdir, f"{name}.log")
         if os.path.exists(path) and time.time() - os.path.getmtime(path) < RECENT:
             _started_again.append(path)
-        log = open(path, "a", opener=no_link)
+        log = open(path, "a", errors="backslashreplace", opener=no_link)
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         fail(f"--logdir {logdir}: another run's {name} is writing there")
@@ -285,7 +290,7 @@ def no_link(path, flags):
 def _redirect(log):
     # TensorFlow's C++ writes to descriptor 2, whatever sys.stderr is. So descriptor 2
     # becomes the log, and sys.stderr a copy of what it was, the screen.
-    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    sys.stderr = os.fdopen(os.dup(2), "w", 1, errors="backslashreplace")
     sys.stdout.reconfigure(line_buffering=True, write_through=False)
     os.dup2(log.fileno(), 2)
     logging.basicConfig(stream=log, level=logging.INFO)

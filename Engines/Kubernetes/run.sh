@@ -5,6 +5,8 @@
 # (see Dockerfile), NAMESPACE, NAME (of the run; a new one is a fresh run, with a volume of
 # its own), RETRIES (30: how often in a row kubectl may fail), and DRY_RUN=1, which prints
 # the checked files and needs no cluster.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set +o posix
 ENGINE=Kubernetes
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 OPEN_PORTS=1 # nothing is served here

@@ -2,6 +2,8 @@
 # Starts an example with Open MPI's mpirun on this machine: bash run.sh [EXAMPLE] [OPTION ...]
 # From the environment: NUM_PS, NUM_WORKERS, LOGDIR, TIMEOUT, BASE_PORT, OPEN_PORTS, PYTHON,
 # and HOSTFILE (default: hosts, beside this file).
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set +o posix
 ENGINE=MPI
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=Engines/common.sh

@@ -4,6 +4,8 @@
 # MAX_RESTARTS (of a task that dies); RAYLETS (1, the default: Ray starts with the run; else
 # a cluster of so many nodes, which `ray start` starts, with at most one task more on one
 # than on another); SLOTS (CPUs that Ray believes to have; as many as there are tasks).
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set +o posix
 ENGINE=Ray
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=Engines/common.sh

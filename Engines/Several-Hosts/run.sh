@@ -4,6 +4,8 @@
 # cable to a switch. From the environment: NUM_PS, NUM_WORKERS, LOGDIR, TIMEOUT, PYTHON,
 # MAX_RESTARTS (of a task that dies), DELAY (milliseconds from host to host, one way) and
 # RATE (Mbit/s of each host's cable, each way). Linux, and root or user namespaces.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set +o posix
 ENGINE=Several-Hosts
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 WANTS=(--mount) # for an /etc/hosts with the hosts' names, which nobody else sees

@@ -4,6 +4,8 @@
 # job.sbatch, shows its output, ends them. From the environment: NUM_PS, NUM_WORKERS,
 # LOGDIR, TIMEOUT, PYTHON, NODES, MAX_RESTARTS (0: of the whole job), and RATES="0.1 0.3":
 # then it submits sweep.sbatch instead, a run for each learning rate.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set +o posix
 ENGINE=Slurm
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 WANTS=(--mount) # for an /etc/hosts with the nodes' names, which nobody else sees

@@ -7,6 +7,8 @@
 # MAX_RESTARTS (of the stage, when a task dies); SPARK_WORKERS (0, the default: all in one
 # process, local[N]; else a standalone cluster of a master and so many workers); SLOTS
 # (how many tasks Spark may run at once; as many as there are, 2 with GRID).
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set +o posix
 ENGINE=Spark
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=Engines/common.sh

@@ -6,6 +6,8 @@
 # From the environment: NUM_PS, NUM_WORKERS, LOGDIR, TIMEOUT, BASE_PORT, OPEN_PORTS, PYTHON;
 # MAX_RESTARTS (of a task that dies, by Spark); SLOTS (executors; as many as tasks); WAIT
 # (seconds for the executors to come).
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set +o posix
 ENGINE=TensorFlowOnSpark
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=Engines/common.sh

@@ -24,23 +24,6 @@ KNOBS += ("MAX_RESTARTS", "DRY_RUN", "PYTHON")
 SPACED = re.compile(r"(--\w+s)[ =](\S+(?:(?:, +| +,) *[^-\s,]\S*)+)")
 
 
-def misspelt(environment):
-    """Returns a sentence if a variable's name is nearly a knob's, else None.
-
-    Case and underscores do not count. Knobs of one word are left out, because LOG_DIR,
-    TIME_OUT and PYTHON3 are names that other programs have; of NUM_PS no letter may
-    differ, because NUM_PES and NUM_OPS are such names, too.
-    """
-    plain = {knob.replace("_", ""): knob for knob in KNOBS if "_" in knob}
-    for name in sorted(set(environment) - set(KNOBS)):
-        word = name.upper().replace("_", "")
-        near = difflib.get_close_matches(word, plain, 1, 0.9)
-        if near and (near[0] != "NUMPS" or word == "NUMPS"):
-            text = f"{name}={environment[name]}: did you mean {plain[near[0]]}? If"
-            return f"{text} it belongs to another program, unset it: env -u {name} ..."
-    return None
-
-
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawTextHelpFormatter):
     """Default values behind the flags that have one, and the docstring as it is."""
 

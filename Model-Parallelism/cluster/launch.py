@@ -1,12 +1,12 @@
 """Starts the tasks of an example on this machine, waits for them, and ends them.
 
-run.sh calls it. From the environment: SCRIPT, NUM_PS, NUM_WORKERS, PEERS (not empty:
-the scheme has no ps), BASE_PORT, OPEN_PORTS, LOGDIR, TIMEOUT (seconds, status 124),
+run.sh calls it. From the environment: SCRIPT, NUM_PS, NUM_WORKERS, PEERS (yes: the
+scheme has no ps), BASE_PORT, OPEN_PORTS, LOGDIR, TIMEOUT (seconds, status 124),
 MAX_RESTARTS (of a task that dies), DRY_RUN (not empty: only print the commands).
 
 The first task that fails ends the run with its status, unless MAX_RESTARTS allows
-another start; a task that ended with 1 or 2 would fail again. Whatever ends the run
-ends every task: also Ctrl-C, and a screen that is gone.
+another start; a task that ended with 1, 2 or 132 would fail again. Whatever ends the
+run ends every task: also Ctrl-C, and a reader of the screen that is gone.
 """
 
 import os
@@ -17,8 +17,18 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from cluster import flags, ports
-from cluster.process import ENDING, Task, run_in_a_copy, say, write
+from cluster import ports
+from cluster.process import (
+    ENDING,
+    ILLEGAL,
+    NO_AVX,
+    Task,
+    put,
+    run_in_a_copy,
+    say,
+    screen,
+    write,
+)
 from cluster.task import LAUNCHER
 
 HERE = sys.path[0]  # the folder of the example
@@ -45,16 +55,13 @@ class Launcher:
     """All tasks of one run. A folder with a launcher of its own overrides methods."""
 
     def __init__(self, arguments):
-        wrong = flags.misspelt(os.environ)
-        if wrong:
-            raise End(2, wrong)
         self.arguments = arguments
         self.script = os.path.join(HERE, os.environ["SCRIPT"])
         self.ps, self.workers = number("NUM_PS", 1, 0), number("NUM_WORKERS", 2, 1)
         self.timeout = number("TIMEOUT", 3600, 1)
         self.max_restarts = number("MAX_RESTARTS", 0, 0)
         self.base = number("BASE_PORT", 0, 1) if os.environ.get("BASE_PORT") else None
-        peers = os.environ.get("PEERS")
+        peers = os.environ.get("PEERS") == "yes"  # not another program's
         if self.ps and peers:
             text = "there is no ps in this scheme, the workers are peers"
             raise End(2, f"NUM_PS={self.ps}: {text}")
@@ -113,7 +120,7 @@ class Launcher:
         hosts = [f"localhost:{(self.base or 2222) + i}" for i in range(len(self.tasks))]
         for task in self.tasks:
             line = shlex.join([*self.command(task, hosts), *self.arguments])
-            write(f"{line}\n".encode())
+            write(f"{line}\n".encode(errors="surrogateescape"))
 
     def check(self):
         """Checks flags and data, in a process of its own, before anything starts."""
@@ -129,7 +136,7 @@ class Launcher:
         own = {} if asked else {LAUNCHER: f"{os.getpid()}"}
         status = run_in_a_copy(command, own)
         if status or asked:
-            raise End(status, None)
+            raise End(status, NO_AVX if status == ILLEGAL else None)
 
     # --- The run --------------------------------------------------------------
 
@@ -153,6 +160,9 @@ class Launcher:
             os.makedirs(self.logdir, exist_ok=True)
         except OSError:
             raise End(2, f"LOGDIR={self.logdir} cannot be made") from None
+        if not (self.alone or ports.carries()):
+            raise End(3, "localhost carries no connection here: is loopback on?")
+        screen.begin(self.logdir)
         for task in self.tasks:
             self.start(task)
         # The chief is the last to leave: what still runs 10 s after it is ended, too.
@@ -175,7 +185,7 @@ class Launcher:
         """Starts a task that has failed again, or ends the run."""
         status = task.status()
         text = f"{task} ended with status {status}; "
-        if status <= 2 or task.restarts >= self.max_restarts:
+        if status in (1, 2, ILLEGAL) or task.restarts >= self.max_restarts:
             text += f"{task.why(self.logdir)}see {task.log} in {self.logdir}"
             raise End(status, text)
         task.restarts += 1
@@ -202,6 +212,7 @@ class Launcher:
 def launch(launcher=Launcher):
     """Runs an example by its launcher; ends this process with the run's status."""
     arguments, this = sys.argv[1:], None
+    os.environ.pop("PYTHONSAFEPATH", None)  # a script finds what lies beside it
     if {"-h", "--help"} & set(arguments):
         script = os.path.join(HERE, os.environ["SCRIPT"])
         os.execl(sys.executable, sys.executable, "-B", script, "--help")
@@ -217,6 +228,11 @@ def launch(launcher=Launcher):
         ignore()
         raise End(128 + number, STOPPED.get(number))
 
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: the next file that is opened would be the screen
+            os.open(os.devnull, os.O_RDONLY)
     # What was ignored when this began stays ignored: nohup.
     for name in ENDING:
         if signal.getsignal(name) is not signal.SIG_IGN:
@@ -227,6 +243,7 @@ def launch(launcher=Launcher):
         this = launcher(arguments)
         if os.environ.get("DRY_RUN"):
             this.print_commands()
+            status = 1 if screen.missed else 0
         else:
             this.check()
             stays = this.alone or this.base or os.environ.get("OPEN_PORTS")
@@ -241,8 +258,8 @@ def launch(launcher=Launcher):
     if reason in STOPPED.values():
         begun = this and any(task.process for task in this.tasks)
         reason += " ended " + (this.what() if begun else "the start")
-    if reason:
-        print(f"run.sh: {reason}", file=sys.stderr, flush=True)
+    for sentence in filter(None, (screen.end(), reason)):
+        put(2, f"run.sh: {sentence}\n".encode(errors="surrogateescape"))
     os._exit(status)
 
 
