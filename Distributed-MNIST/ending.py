@@ -1,6 +1,6 @@
 """When a run ends: after so many updates or epochs, or early. The script calls it."""
 
-from cluster import stats
+from cluster import flags, stats
 from cluster import tensorflow_v1 as tf
 from cluster.task import fail
 from records import count
@@ -12,6 +12,10 @@ def check(args):
     args.replicas_to_aggregate = n = args.replicas_to_aggregate or workers
     if n > workers:
         fail(f"--replicas_to_aggregate {n}: there are {workers} workers")
+    try:
+        args.export = args.export and flags.directory(args.export, "--export")
+    except ValueError as error:
+        fail(str(error))
     return args
 
 

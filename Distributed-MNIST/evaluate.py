@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from cluster import heartbeat
+from cluster import heartbeat, training
 from cluster import tensorflow_v1 as tf
 from cluster.report import Curves
 from cluster.task import AGAIN, fail
@@ -84,8 +84,8 @@ def follow(args, index, model):
     last, heard, pause = None, time.time(), threading.Event()
     with tf.Session() as session:
         while True:
-            path = tf.train.latest_checkpoint(args.logdir)
-            if path not in (None, last):
+            *_, path = [last, *training.checkpoints(args.logdir)]
+            if path != last and os.path.exists(f"{path}.index"):
                 try:
                     saver.restore(session, path)
                 except (tf.errors.NotFoundError, ValueError):

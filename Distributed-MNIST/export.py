@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 
-from cluster import flags
+from cluster import flags, training
 from cluster import tensorflow_v1 as tf
 from cluster.report import short
 from cluster.task import fail
@@ -33,9 +33,10 @@ def write(args, index, folder):
     `probabilities` float32 [n, classes]. Raises ValueError if there are no weights,
     FileExistsError if that folder is there already.
     """
-    best = tf.train.latest_checkpoint(os.path.join(args.logdir, progress.BEST))
-    if best is None:
+    found = training.checkpoints(os.path.join(args.logdir, progress.BEST))
+    if not found:
         raise ValueError(f"{args.logdir} has no {progress.BEST} weights")
+    best = found[-1]
     step = int(best.rpartition("-")[2])
     path = os.path.join(folder, str(step))
     if os.path.exists(path):
@@ -101,6 +102,7 @@ def main():
         fail(f"{given.logdir} has no result.json of a run that has ended")
     args.logdir = given.logdir
     try:
+        given.folder = flags.directory(given.folder, "folder")
         index = supply.For(args).load(args.data, args.task_index + 1)
         path, step = write(args, index, given.folder)
     except (ValueError, FileExistsError) as error:

@@ -9,7 +9,6 @@ the command was interrupted, the same command goes on with the first missing fil
 never writes a complete file again. The same command writes the same bytes everywhere.
 """
 
-import fcntl
 import json
 import os
 import sys
@@ -19,7 +18,7 @@ import numpy as np
 
 from cluster import flags
 from cluster import tensorflow_v1 as tf
-from cluster.task import fail
+from cluster.task import fail, lock
 import records
 import sources
 
@@ -120,7 +119,7 @@ class _Folder:
         os.makedirs(folder, exist_ok=True)
         self.file = open(plan, "a+")
         try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self.file)
         except BlockingIOError:
             raise ValueError(f"{folder}: another process is writing there") from None
         self.file.seek(0)

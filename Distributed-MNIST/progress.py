@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 
-from cluster import report, run
+from cluster import report, run, training
 from cluster import tensorflow_v1 as tf
 import evaluate
 import optimizers
@@ -67,7 +67,7 @@ class Weights:
                 for split in ("validation", "test")
             }
             names = dict(zip(model.names, copy, strict=True))
-            self.saver = tf.train.Saver(names, max_to_keep=1)
+            self.saver = tf.train.Saver(names)
 
     def evaluate(self, session, split):
         """Pulls the weights; returns what was Found of them on a split of the data."""
@@ -134,10 +134,12 @@ class Report(report.Report):
             print(f"stops early: no better than at step {self.best['global_step']}")
 
     def _keep(self, session, step, found):
-        path = os.path.join(self.folder, "model.ckpt")
+        path = os.path.join(self.folder, f"{training.NAME}-{step}")
+        options = dict(write_meta_graph=False, write_state=False)
         try:
             os.makedirs(self.folder, exist_ok=True)
-            self.weights.saver.save(session, path, step, write_meta_graph=False)
+            self.weights.saver.save(session, path, **options)
+            training.keep(path, 1)
             self.best = {"global_step": step, "validation_loss": found.loss}
             self.best["validation_accuracy"] = found.accuracy
             path = os.path.join(self.folder, "best.json")

@@ -5,8 +5,9 @@ The script calls it. `cluster.task` calls it too, to check the data before the s
 
 import fcntl
 import os
+import shutil
 
-from cluster.task import fail
+from cluster import task
 import pipeline
 import prepare
 import records
@@ -33,12 +34,16 @@ class For:
             if args.check and not records.are_there(folder):
                 return sources.check(name)
             os.makedirs(args.logdir, exist_ok=True)
-            # Of several tasks of a machine one writes; the others wait for it.
+            # Of several tasks of a machine one writes; the others wait for it. Where
+            # there are no locks each writes its own, and the first one's are taken.
             with open(folder + ".lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                locked = task.lock(lock, fcntl.LOCK_EX)
                 if not records.are_there(folder):
                     source = sources.source_of(name)
-                    prepare.write(source, folder, say=prepare.seldom(print))
+                    mine = folder if locked else f"{folder}-{task.name(args)}"
+                    prepare.write(source, mine, say=prepare.seldom(print))
+                    if not locked:
+                        _take(mine, folder)
                     print(f"prepared {name} as records in {folder}")
         index = records.read_index(folder)
         records.check(index, self._mine(index, workers))
@@ -60,6 +65,16 @@ class For:
         return own + left + held * (args.task_index == 0)
 
 
+def _take(mine, folder):
+    """Makes records that are written the ones of `folder`, unless others were first."""
+    try:
+        os.rename(mine, folder)
+    except OSError:
+        if not records.are_there(folder):
+            raise
+        shutil.rmtree(mine)
+
+
 def load(args):
     """Returns the Index of what this task reads, a worker or the evaluator.
 
@@ -69,4 +84,4 @@ def load(args):
         found = For(args).load(args.data, len(args.worker_hosts))
         return found or prepare.planned(sources.source_of(args.data))
     except ValueError as error:
-        fail(f"--data {args.data}: {error}")
+        task.fail(f"--data {args.data}: {error}")

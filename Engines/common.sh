@@ -87,6 +87,7 @@ arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, L
   done
   [ -z "$previous" ] || stop 2 "--logdir wants a folder behind it"
   : "${LOGDIR:=$FOLDER/logdir/$(date +%Y-%m-%d_%H-%M-%S)-$$}"
+  case $LOGDIR in \~/*) LOGDIR=$HOME${LOGDIR#\~} ;; esac # which no shell does behind =
 }
 
 default() { # name: what the example's own run.sh has
@@ -127,7 +128,7 @@ environment() { # makes .venv of requirements.txt in the engine's folder; sets E
   ENGINE_PYTHON=$HERE/.venv/bin/python
   [ -z "$ALONE" ] || return 0 # it was made before, where there was a way out
   exec 8>"$HERE/.venv.lock" # two rehearsals at once: the second waits
-  ! command -v flock >/dev/null || flock 8
+  ! command -v flock >/dev/null || flock 8 || : # there may be no locks
   wanted=$("$PYTHON" -V && cat "$HERE/requirements.txt")
   if [ "$(cat "$HERE/.venv/stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "run.sh: makes an environment with $ENGINE's packages (once)" >&2

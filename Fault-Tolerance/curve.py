@@ -37,7 +37,7 @@ def read(logdir):
 
     tf.logging.set_verbosity(tf.logging.ERROR)
     starts = []
-    for path in glob.glob(os.path.join(logdir, "events.out.tfevents.*")):
+    for path in glob.glob(glob.escape(logdir) + "/events.out.tfevents.*"):
         points = []
         for event in tf.train.summary_iterator(path):
             values = {v.tag: v.simple_value for v in event.summary.value}

@@ -51,6 +51,7 @@ for argument; do
   [ "$previous" != --logdir ] || LOGDIR=$argument
   previous=$argument
 done
+case $LOGDIR in \~/*) LOGDIR=$HOME${LOGDIR#\~} ;; esac # which no shell does behind =
 
 reason='' runner=''
 

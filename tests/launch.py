@@ -51,7 +51,7 @@ LINE = re.compile(
     r"|told to end: saved at global step \d+"
     r"|resumes from global step \d+|nothing to do: .* global step \d+"
     r"|result: .*/result\.json|curves: .*tensorboard.* --logdir .*"
-    r"|test \w+ [\d.]+ after \d+ global steps in [\d.]+ s "
+    r"|test \w+ [\d.]+ after \d+ global steps(, \d+ of them)? in [\d.]+ s "
     r"\(\d+ steps/s, \d+ examples/s\)))"
 )
 

@@ -233,8 +233,8 @@ PLANTED = [
         "checkpoints",
         "those of the run before are never deleted",
         "cluster/training.py",
-        "self.saver.recover_last_checkpoints(state.all_model_checkpoint_paths)",
-        "pass",
+        "[old for old in checkpoints(folder) if old != path]",
+        "[]",
         "test_report.py",
     ),
     Fault(

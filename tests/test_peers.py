@@ -731,7 +731,7 @@ def test_parts_are_saved_whole_and_resumed_by_another_number_and_stage(tmp_path)
                 saver.restore_parts()
             for _ in range(2):
                 pushes = run.at_once(lambda peer: peer.call())
-            saver.save(chief.session, path, pushes[0][-1].step)
+            saver.save(chief.session, f"{path}-{pushes[0][-1].step}")
             found = pushes[0][-1].center
     expected = Perceptron.rule(streams[:, 0], 1, 8)
     np.testing.assert_allclose(found, expected[-1], atol=1e-6)
@@ -751,7 +751,7 @@ def test_parts_that_cannot_be_saved_leave_no_folder(tmp_path) -> None:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError):
-        sharded.Saver(Full(), None).save(None, str(tmp_path / "model"), 7)
+        sharded.Saver(Full(), None).save(None, str(tmp_path / "model-7"))
     assert not list(tmp_path.iterdir())
 
 

@@ -169,15 +169,30 @@ def parse(parser, argv=None):
     builds = args.job_name == "worker" and addresses.clients(args) > 1
     if args.check and not builds:  # a task that has no graph looks at the chief's
         args.job_name, args.task_index = "worker", 0
-    args.logdir = os.path.abspath(args.logdir or _default_logdir(args, parser.jobs))
-    if not args.logdir.isprintable():
-        fail(f"--logdir {args.logdir!r} has a character that cannot be printed")
+    try:
+        args.logdir = directory(args.logdir or _default_logdir(args, parser.jobs))
+    except ValueError as error:
+        fail(str(error))
     nearest = args.logdir
     while not os.path.exists(nearest):
         nearest = os.path.dirname(nearest)
     if not os.path.isdir(nearest) or not os.access(nearest, os.W_OK):
         fail(f"--logdir {args.logdir}: {nearest} is not a directory to write in")
     return args
+
+
+def directory(name, flag="--logdir"):
+    """Returns an absolute path to save models at; raises ValueError if it is none."""
+    path = os.path.expanduser(name)
+    if re.match(r"[\w+.-]+://|~", path):
+        raise ValueError(f"{flag} {name} is no directory of this machine")
+    path = os.path.abspath(path)
+    if not path.isprintable():
+        raise ValueError(f"{flag} {path!r} has a character that cannot be printed")
+    if set(path) & set("[*?\\"):
+        text = "TensorFlow takes [ * ? and \\ in a path for a pattern"
+        raise ValueError(f"{flag} {path}: {text}, choose another directory")
+    return path
 
 
 def _default_logdir(args, jobs):

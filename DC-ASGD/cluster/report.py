@@ -143,11 +143,13 @@ class Report:
         self._add(step, {}, loss, metrics)
         written = self._write(path, result)
         print(f"curves: {show_curves(logdir)}")
-        seconds, rate = summary["seconds"], summary["steps_per_second"]
+        before, seconds = summary["resumed_from"], summary["seconds"]
+        of_them = f", {step - before} of them" if before else ""
         said = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         print(
-            f"test {said} after {step} global steps in {seconds:.1f} s "
-            f"({rate:.0f} steps/s, {summary['examples_per_second']:.0f} examples/s)"
+            f"test {said} after {step} global steps{of_them} in {seconds:.1f} s "
+            f"({summary['steps_per_second']:.0f} steps/s, "
+            f"{summary['examples_per_second']:.0f} examples/s)"
         )
         if not written:
             fail(f"--logdir {logdir}: result.json could not be written", AGAIN)

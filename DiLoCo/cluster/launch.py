@@ -17,7 +17,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from cluster import ports
+from cluster import flags, ports
 from cluster.process import (
     ENDING,
     ILLEGAL,
@@ -92,7 +92,10 @@ class Launcher:
                 found = argument
             before = argument
         name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}"
-        return os.path.abspath(found or os.path.join(HERE, "logdir", name))
+        try:
+            return flags.directory(found or os.path.join(HERE, "logdir", name))
+        except ValueError as error:
+            raise End(2, str(error)) from None
 
     def command(self, task, hosts):
         """Returns the command that starts a task; `hosts` are the addresses of all."""

@@ -168,7 +168,6 @@ class Saver:
         self.same = tf.train.Saver(sharded=True)
         self.others = tf.train.Saver([v for v in rest if v is not table.layout])
         self.save = self.same.save
-        self.recover_last_checkpoints = self.same.recover_last_checkpoints
         self.begin = [v.initializer for v in [*table.slices, table.layout]]
         self.path, self.spec = (tf.placeholder(tf.string, s) for s in ([], [1]))
         self.turns, self.places = (tf.placeholder(tf.int32, [None]) for _ in range(2))

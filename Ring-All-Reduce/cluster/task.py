@@ -8,6 +8,7 @@
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -30,6 +31,8 @@ LAUNCHER = "LAUNCHER"  # the process of launch.py, in the environment
 LAST = 5  # seconds that a task which is told to end may take for what is left to do
 SAY = 10  # seconds between two lines about something that takes long
 RECENT = 600  # seconds: a task with a younger log is started again, in the same run
+# What a file system answers that has no locks: Lustre, NFS, some of FUSE.
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 _last_acts, _started_again = [], []
 
@@ -270,13 +273,32 @@ def _log_to(logdir, name):
         if os.path.exists(path) and time.time() - os.path.getmtime(path) < RECENT:
             _started_again.append(path)
         log = open(path, "a", errors="backslashreplace", opener=no_link)
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock(log) and name == "worker-0":
+            print(
+                f"--logdir {logdir}: files cannot be locked there, so that a second "
+                "run in it would not be noticed",
+                flush=True,
+            )
     except BlockingIOError:
         fail(f"--logdir {logdir}: another run's {name} is writing there")
     except OSError as error:
         link = f"{path} is a link: a task writes nothing outside"
         fail(f"--logdir {logdir}: {link if os.path.islink(path) else error.strerror}")
     _redirect(log)
+
+
+def lock(file, how=fcntl.LOCK_EX | fcntl.LOCK_NB):
+    """Locks an open file; returns False where the file system has no locks.
+
+    Raises BlockingIOError if another process has locked it.
+    """
+    try:
+        fcntl.flock(file, how)
+        return True
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return False
+        raise
 
 
 def no_link(path, flags):

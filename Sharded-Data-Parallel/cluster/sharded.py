@@ -14,7 +14,6 @@ from cluster import membership
 from cluster import tensorflow_v1 as tf
 from cluster.shards import filled
 
-KEPT = 5  # checkpoints
 CHIEF = "/job:worker/task:0"
 
 
@@ -142,26 +141,17 @@ class Saver:
 
     def __init__(self, own, parts):
         """`own` is the Saver of the variables that the chief has whole."""
-        self.own, self.parts, self.kept, self.restored = own, parts, [], None
+        self.own, self.parts, self.restored = own, parts, None
 
-    def save(self, session, path, step, write_meta_graph=False):
-        """Saves one checkpoint of everything, as `path`-`step`."""
-        path = f"{path}-{step}"
-        folder, options = (
-            f"{path}.parts",
-            dict(write_meta_graph=False, write_state=False),
-        )
+    def save(self, session, path, **options):
+        """Saves one checkpoint of everything, as `path`."""
+        folder = f"{path}.parts"
         os.makedirs(folder, exist_ok=True)
         try:
             first = self.own.save(session, os.path.join(folder, "chief"), **options)
             self.parts.save(folder, path, first)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # a full disk leaves it there
-        self.kept = [*(old for old in self.kept if old != path), path]
-        for old in self.kept[:-KEPT]:
-            tf.train.remove_checkpoint(old)
-        self.kept = self.kept[-KEPT:]
-        tf.train.update_checkpoint_state(os.path.dirname(path), path, self.kept)
 
     def restore(self, session, path):
         """Restores what the chief has whole. The parts follow with `restore_parts`."""
@@ -179,10 +169,6 @@ class Saver:
         """Restores the parts, when every worker has its variables."""
         if self.restored:
             self.parts.restore(self.restored)
-
-    def recover_last_checkpoints(self, paths):
-        """Takes over the checkpoints that are there, to remove the oldest some day."""
-        self.kept = list(paths)
 
 
 class Together:

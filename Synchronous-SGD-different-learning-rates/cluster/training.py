@@ -6,6 +6,7 @@ written, and only then does its program end with status 0.
 """
 
 import contextlib
+import glob
 import math
 import os
 import time
@@ -15,6 +16,7 @@ from cluster import tensorflow_v1 as tf
 from cluster.task import AGAIN, Failure, fail
 
 NAME = "model.ckpt"  # of a checkpoint, as TensorFlow's own hook has it
+KEPT = 5  # checkpoints in LOGDIR
 
 
 class Training:
@@ -29,7 +31,8 @@ class Training:
         """`learning` is what problem.build made, `calls` are the rounds.Calls.
 
         `test` are the tensors (loss, metric) on the test set, and what they are fed.
-        `saver` has the methods `save` and `restore` of a tf.train.Saver.
+        `saver` has the methods `save` and `restore` of a tf.train.Saver. Which files
+        are restored and removed is decided here.
         """
         self.args, self.calls, self.chief = args, calls, args.task_index == 0
         self.report = self.Report(args, learning.metric, test)
@@ -82,8 +85,8 @@ class Training:
 
     def restore(self, session):
         """Restores the last checkpoint, or initialises; returns the global step."""
-        state = tf.train.get_checkpoint_state(self.args.logdir)
-        if not (state and state.model_checkpoint_path):
+        found = checkpoints(self.args.logdir)
+        if not found:
             listed = os.path.join(self.args.logdir, "checkpoint")
             if os.path.exists(listed):  # to begin anew would overwrite what is there
                 fail(
@@ -91,11 +94,10 @@ class Training:
                 )
             session.run(self.initializer)
             return 0
-        path = state.model_checkpoint_path
+        path = found[-1]
         try:
             _check_shapes(tf.train.load_checkpoint(path))
             self.saver.restore(session, path)
-            self.saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
         except (tf.errors.UnavailableError, tf.errors.AbortedError):
             raise  # the ps may come back
         except (tf.errors.OpError, ValueError) as error:
@@ -175,9 +177,10 @@ class Training:
         step = int(session.run(self.global_step))
         if step == self.saved[0]:
             return
-        path = os.path.join(self.args.logdir, NAME)
+        path = os.path.join(self.args.logdir, f"{NAME}-{step}")
         try:
-            self.saver.save(session, path, step, write_meta_graph=False)
+            self.saver.save(session, path, write_meta_graph=False, write_state=False)
+            keep(path, KEPT)
             self.saved, self.complained = (step, time.monotonic()), False
         except (tf.errors.UnavailableError, tf.errors.AbortedError):
             raise
@@ -204,13 +207,50 @@ class Training:
         return True
 
 
-def _check_shapes(reader):
-    """Raises ValueError if a checkpoint has a variable of another shape.
+def checkpoints(folder):
+    """Returns the paths of the checkpoints in a folder, the one to restore last.
 
-    Where a variable is one piece TensorFlow takes another shape for it.
+    Of what `checkpoint` lists only the names count: a folder can be moved, or be a copy
+    of another, whose files are not its own. [] if there is no list that can be read.
+    """
+    state = None
+    with contextlib.suppress(ValueError):  # an empty one
+        state = tf.train.get_checkpoint_state(folder)
+    if state is None:
+        return []
+    last = state.model_checkpoint_path
+    paths = [p for p in state.all_model_checkpoint_paths if p != last] + [last]
+    return [os.path.join(folder, os.path.basename(path)) for path in paths]
+
+
+def keep(path, most):
+    """Lists a checkpoint that was just written as the last one of its folder.
+
+    Removes the oldest of those listed if there are more than `most`.
+    """
+    folder = os.path.dirname(path)
+    paths = [old for old in checkpoints(folder) if old != path] + [path]
+    names = [os.path.basename(kept) for kept in paths[-most:]]
+    tf.train.update_checkpoint_state(folder, names[-1], names)
+    for old in paths[:-most]:
+        for file in glob.glob(f"{glob.escape(old)}.*"):
+            with contextlib.suppress(OSError):
+                os.remove(file)
+
+
+def _check_shapes(reader):
+    """Raises ValueError if a checkpoint lacks a variable, or has another shape of it.
+
+    Where a variable is one piece TensorFlow takes another shape for it. Where it is in
+    pieces, or is not there, TensorFlow's first line does not name it.
     """
     found = reader.get_variable_to_shape_map()
     for variable in tf.global_variables():
         name, shape = variable.op.name, variable.shape
-        if not shape.is_compatible_with(found.get(name, shape)):
-            raise ValueError(f"{name} is {found[name]} there, {shape} here")
+        whole = variable.to_proto().save_slice_info_def
+        if whole.full_name:
+            name, shape = whole.full_name, tf.TensorShape(whole.full_shape)
+        there = found.get(name)
+        if there is None or not shape.is_compatible_with(there):
+            text = "not" if there is None else there
+            raise ValueError(f"{name} is {text} there, {shape.as_list()} here")
