@@ -135,7 +135,7 @@ def main():
         iterator = pipeline.batches(index, args, me, workers, stats.position)
 
         def loss_of(pieces, batch):
-            return models.loss(model.logits(join(pieces), batch[0]), batch[1])
+            return model.loss(join(pieces), *batch[:2])
 
         loss, batch = rounds.slowed(loss_of, args), rounds.in_turn(iterator.get_next)
         parts = args, center, stats, step, move, batch, loss

@@ -22,6 +22,7 @@ import models
 import pictures
 import progress
 import records
+import sources
 import supply
 
 
@@ -29,9 +30,10 @@ def write(args, index, folder):
     """Writes the best weights in --logdir below `folder`; returns (path, step).
 
     The signature `serving_default` takes `images`, uint8 [n, h, w, c], as they are in a
-    file, and returns `classes` int64 [n], their names `labels` string [n] and
-    `probabilities` float32 [n, classes]. Raises ValueError if there are no weights,
-    FileExistsError if that folder is there already.
+    record, and returns `classes` int64 [n], their names `labels` string [n] and
+    `probabilities` float32 [n, classes]. The signature `decode` takes the bytes `file`
+    of an image file, and returns `image`, uint8 [h, w, c], as prepare.py has made it.
+    Raises ValueError if there are no weights, FileExistsError if that folder is there.
     """
     found = training.checkpoints(os.path.join(args.logdir, progress.BEST))
     if not found:
@@ -52,10 +54,20 @@ def write(args, index, folder):
             "labels": tf.gather(tf.constant(index.classes), guess),
             "probabilities": tf.nn.softmax(logits),
         }
+        file = tf.placeholder(tf.string, [], name="file")
+        image = sources.decode(file, index.size, index.channels)
+        sign = tf.saved_model.predict_signature_def
+        signatures = {
+            "serving_default": sign({"images": images}, outputs),
+            "decode": sign({"file": file}, {"image": image}),
+        }
         tf.train.Saver(variables).restore(session, best)
         part = f"{path}.part-{os.getpid()}"
         try:
-            tf.saved_model.simple_save(session, part, {"images": images}, outputs)
+            builder = tf.saved_model.Builder(part)
+            tags = [tf.saved_model.tag_constants.SERVING]
+            builder.add_meta_graph_and_variables(session, tags, signatures)
+            builder.save()
             os.rename(part, path)
         finally:
             shutil.rmtree(part, ignore_errors=True)

@@ -1,10 +1,11 @@
 """The model: a convolutional network, or layers of Keras. Replace it with your own.
 
-Both are a `Network`: variables with names, and a function of their values. So the
+Both are a `Network`: variables with names, and functions of their values. So the
 program decides on which ps a variable is, and how it is updated.
 """
 
 import collections
+import functools
 
 import numpy as np
 
@@ -19,6 +20,7 @@ Network = collections.namedtuple(
         "start",  # start(i) is the first value of variable i, a tensor, float32
         "shapes",  # of the variables
         "logits",  # logits(values, images) [n, classes] of images [n, h, w, c], 0..255
+        "loss",  # loss(values, images, labels), the scalar that training makes small
     ],
 )
 
@@ -35,11 +37,16 @@ def build(args, index):
 
     Ends the program if it is not one for these images.
     """
-    make = {"conv": conv, "keras": keras}[args.model]
+    about = tuple(index.shape), len(index.classes), args.hidden_units, args.seed
     try:
-        return make(index.shape, len(index.classes), args.hidden_units, args.seed)
+        return _made(args.model, *about)
     except ValueError as error:
         fail(f"--model {args.model}: {str(error).splitlines()[0]}")
+
+
+@functools.cache  # made again, Keras' layers without a name would get other names
+def _made(kind, *about):
+    return {"conv": conv, "keras": keras}[kind](*about)
 
 
 def loss(logits, labels):
@@ -83,7 +90,10 @@ def conv(shape, classes, hidden, seed):
         x = tf.nn.relu(tf.reshape(x, [-1, flat]) @ kernels[2] + biases[2])
         return x @ kernels[3] + biases[3]
 
-    return Network(names, start, shapes, logits)
+    def loss_of(values, images, labels):
+        return loss(logits(values, images), labels)
+
+    return Network(names, start, shapes, logits, loss_of)
 
 
 def layers_of_keras(shape, classes, hidden):
@@ -108,17 +118,18 @@ def keras(shape, classes, hidden, seed):
     """A Keras 3 model, whose own variables stay in a graph that is then forgotten.
 
     `stateless_call` computes the model with values that are given: those that were
-    pulled from the ps. Raises ValueError for a model with state of its own.
+    pulled from the ps. Layers that draw random numbers get a new seed in each step, and
+    what layers add to the loss is part of it. Raises ValueError for other state.
     """
     with tf.Graph().as_default(), tf.Session() as session:
         tf.keras.utils.set_random_seed(seed)
         model = layers_of_keras(shape, classes, hidden)
-        if model.non_trainable_variables:
-            name = model.non_trainable_variables[0].path
-            raise ValueError(
-                f"{name} is not trained, and has no place on the ps: "
-                "leave BatchNormalization and Dropout out"
-            )
+        for variable in model.non_trainable_variables:
+            if "int" not in variable.dtype:  # the seed of random numbers
+                raise ValueError(
+                    f"{variable.path} is not trained, and has no place on the ps: "
+                    "leave BatchNormalization and frozen layers out"
+                )
         # Its weights are numbers only when a session has run their initializers.
         variables = [variable.value for variable in model.trainable_variables]
         session.run([variable.initializer for variable in variables])
@@ -126,8 +137,22 @@ def keras(shape, classes, hidden, seed):
         paths = [variable.path for variable in model.trainable_variables]
         names = [path.removeprefix(model.name + "/") for path in paths]
 
+    def call(values, images, training):
+        seeds = [
+            tf.random.uniform(variable.shape, maxval=2**31 - 1, dtype=variable.dtype)
+            for variable in model.non_trainable_variables
+        ]
+        outputs, _, losses = model.stateless_call(
+            values, seeds, images, training=training, return_losses=True
+        )
+        return outputs, sum(losses)
+
     def logits(values, images):
-        return model.stateless_call(values, [], images, training=True)[0]
+        return call(values, images, training=False)[0]
+
+    def loss_of(values, images, labels):
+        outputs, more = call(values, images, training=True)
+        return loss(outputs, labels) + more
 
     shapes = [value.shape for value in first]
-    return Network(names, lambda i: tf.constant(first[i]), shapes, logits)
+    return Network(names, lambda i: tf.constant(first[i]), shapes, logits, loss_of)

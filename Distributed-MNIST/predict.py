@@ -1,10 +1,11 @@
 """Classifies images with an exported model. Needs TensorFlow, nothing of this folder.
 
-    python predict.py logdir/NAME/export image.png ...
+    python predict.py logdir/NAME/export image.jpg ...  .png, .jpg, .bmp, .gif
     python predict.py logdir/NAME/export images.npz     keys: x_test or images; y_test
 
 The folder is one that has numbered folders, of which predict.py takes the highest
-number, or it is one of these numbered folders.
+number, or it is one of these numbered folders. The model knows how prepare.py read its
+images: an image file is decoded, scaled and converted in the same way.
 """
 
 import argparse
@@ -29,14 +30,14 @@ def newest(folder):
     return os.path.join(folder, str(max(numbers)))
 
 
-def read_png(tf, path, shape):
-    """Returns a PNG file as uint8 [1, height, width, channels]."""
+def read_image(tf, path, decode, shape):
+    """Returns an image file as uint8 [1, height, width, channels]."""
     try:
-        image = tf.io.decode_png(tf.io.read_file(path), channels=shape[-1])
+        image = decode(file=tf.io.read_file(path))["image"]
     except tf.errors.OpError:
-        fail(f"{path} is not a PNG file that can be read")
-    if image.shape[:2] != shape[:2]:
-        here, there = (f"{s[0]}x{s[1]}" for s in (image.shape, shape))
+        fail(f"{path} is not an image that can be read")
+    if image.shape != shape:
+        here, there = ("x".join(map(str, s)) for s in (image.shape, shape))
         fail(f"{path} is {here}, the model takes {there}")
     return image[None]
 
@@ -64,26 +65,25 @@ def main():
     doc = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=doc)
     parser.add_argument("folder", help="folder of the exported model")
-    parser.add_argument("files", nargs="+", metavar="FILE", help=".png or .npz")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="image or .npz")
     args = parser.parse_args()
     path = newest(args.folder)
     for file in args.files:
         if not os.path.isfile(file):
             fail(f"{file}: no such file")
-        if not file.endswith((".png", ".npz")):
-            fail(f"{file} is neither .png nor .npz")
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what TensorFlow's C++ has to say
     import tensorflow as tf
 
     try:
-        model = tf.saved_model.load(path).signatures["serving_default"]
+        signatures = tf.saved_model.load(path).signatures
+        model, decode = signatures["serving_default"], signatures["decode"]
     except (OSError, KeyError, ValueError) as error:
         fail(f"{path} is no model of export.py: {str(error).splitlines()[0]}")
     shape = tuple(model.structured_input_signature[1]["images"].shape[1:])
     for file in args.files:
-        if file.endswith(".png"):
-            out = model(images=read_png(tf, file, shape))
+        if not file.endswith(".npz"):
+            out = model(images=read_image(tf, file, decode, shape))
             print(f"{file}: {_text(out, 0)}")
             continue
         images, labels = read_npz(file, shape)

@@ -2,11 +2,13 @@
 
     python prepare.py digits records/digits            8x8 digits, scaled to 28x28
     python prepare.py mnist records/mnist              or fashion_mnist, or FILE.npz
-    python prepare.py photos/ records/photos --size 64     photos/CLASS/*.png, *.jpg
+    python prepare.py photos/ records/photos --size 64 --channels 3
+                                                       photos/CLASS/*.png, *.jpg
 
 A file of records gets its name when it is complete, and index.json is written last. If
 the command was interrupted, the same command goes on with the first missing file. It
 never writes a complete file again. The same command writes the same bytes everywhere.
+An image that cannot be used ends the command, and then no records are left behind.
 """
 
 import json
@@ -71,8 +73,9 @@ def planned(source, shards=8, validation=0.1):
         ]
         for split, (_, chosen, number) in _parts(source, shards, validation).items()
     }
-    about = source.name, source.classes, list(source.shape), splits
-    return records.Index("", *about, checksum="")
+    about = source._asdict() | {"shape": list(source.shape), "splits": splits}
+    del about["key"]
+    return records.Index(folder="", checksum="", **about)
 
 
 def _parts(source, shards, validation):
@@ -111,7 +114,7 @@ class _Folder:
     """A folder that this process alone writes `about` into, or a ValueError."""
 
     def __init__(self, folder, about):
-        plan = os.path.join(folder, PLAN)
+        self.folder, plan = folder, os.path.join(folder, PLAN)
         if records.are_there(folder):
             raise ValueError(f"{folder} has records already; they stay as they are")
         if os.path.isdir(folder) and os.listdir(folder) and not os.path.exists(plan):
@@ -133,7 +136,11 @@ class _Folder:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind is ValueError:  # no command can go on from here
+            for name in os.listdir(self.folder):
+                if name == PLAN or name.endswith((".tfrecord", ".tfrecord.part")):
+                    os.remove(os.path.join(self.folder, name))
         self.file.close()
 
 
@@ -155,6 +162,7 @@ def main():
     add("source", help="digits, mnist, fashion_mnist, FILE.npz, or a folder of classes")
     add("folder", help="where the records go: a new folder")
     add("--size", type=flags.positive_int, help="scale all images to SIZE x SIZE")
+    add("--channels", type=int, choices=(1, 3), default=0, help="1: gray, 3: RGB")
     add("--shards", type=flags.positive_int, default=8, help="files of training images")
     add("--validation", type=flags.fraction, default=0.1, help="share of the training")
     add("--test", type=flags.fraction, default=0.2, help="share of a folder's images")
@@ -169,7 +177,8 @@ def main():
 
     say = draw if sys.stderr.isatty() else seldom(line)
     try:
-        source = sources.source_of(args.source, args.size, args.test)
+        about = args.source, args.size, args.channels, args.test
+        source = sources.source_of(*about)
         index = write(source, args.folder, args.shards, args.validation, say)
         if say is draw:
             draw("")

@@ -16,9 +16,12 @@ INDEX = "index.json"
 VERSION = 1
 IMAGE, LABEL, NUMBER = "image", "label", "number"  # what a record has, see `example`
 
-# What index.json says. `shape` is [height, width, channels], `splits` has the list of
-# files of train, validation and test: {"file", "examples", "bytes", "sha256"}.
-Index = collections.namedtuple("Index", "folder name classes shape splits checksum")
+# What index.json says. `shape` is [height, width, channels], `size` and `channels` are
+# those of `sources.decode`, `splits` has the list of files of train, validation and
+# test: {"file", "examples", "bytes", "sha256"}.
+Index = collections.namedtuple(
+    "Index", "folder name classes shape size channels splits checksum"
+)
 
 
 def example(image, label, number):
@@ -78,7 +81,8 @@ def read_index(folder):
         whole = json.loads(text)
         if whole["version"] != VERSION:
             raise ValueError(f"{INDEX} is of version {whole['version']}, not {VERSION}")
-        found = [whole[name] for name in ("name", "classes", "shape", "splits")]
+        whole = {"size": None, "channels": whole["shape"][-1]} | whole  # were not kept
+        found = [whole[name] for name in Index._fields[1:-1]]
         for files in whole["splits"].values():
             for entry in files:
                 (entry[name] for name in ("file", "examples", "bytes", "sha256"))

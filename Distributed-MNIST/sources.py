@@ -17,9 +17,10 @@ import problem
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 
 # Where images come from: `name`, the `classes`, the `shape` [height, width, channels],
-# `key` for whatever decides the bytes; `splits` has for train and test the function
-# that returns (image uint8, class) of a row, and the number of rows.
-Source = collections.namedtuple("Source", "name classes shape key splits")
+# `size` and `channels` as `decode` takes them, `key` for what else decides the bytes;
+# `splits` has for train and test the function that returns (image uint8, class) of a
+# row, and the number of rows.
+Source = collections.namedtuple("Source", "name classes shape size channels key splits")
 
 
 def check(name):
@@ -30,14 +31,15 @@ def check(name):
         _arrays_of(name)
 
 
-def source_of(name, size=None, test=0.2):
+def source_of(name, size=None, channels=0, test=0.2):
     """Returns the Source of a data set; raises ValueError with what is wrong with it.
 
     `size` is the height and width to which images are scaled: without it they stay as
-    they are, but for the digits. `test` is the share of a folder's images held out.
+    they are, but for the digits. Of a folder's images, `test` is the share held out,
+    and `channels` is 1 (gray), 3 (RGB), or 0: as it is in the files.
     """
     if os.path.isdir(name):
-        return _of_folder(name, size, test)
+        return _of_folder(name, size, channels, test)
     classes, arrays = _arrays_of(name)
     size = 28 if name == "digits" and size is None else size
     splits, digest = {}, hashlib.sha256()
@@ -46,7 +48,8 @@ def source_of(name, size=None, test=0.2):
         splits[split] = _rows(images, labels)
         digest.update(images.tobytes() + labels.tobytes())
     name, key = os.path.basename(name), digest.hexdigest()
-    return Source(name, classes, images.shape[1:], key, splits)
+    shape = images.shape[1:]
+    return Source(name, classes, shape, size, shape[-1], key, splits)
 
 
 def _rows(images, labels):
@@ -109,39 +112,50 @@ def _files_of(folder):
     return classes, files
 
 
-def _of_folder(folder, size, test):
+def _of_folder(folder, size, channels, test):
     """Returns the Source of FOLDER/CLASS/IMAGE, whose images are read one by one."""
     classes, files = _files_of(folder)
     files = [files[row] for row in np.random.default_rng(0).permutation(len(files))]
-    decode = _Decoder(size)
-    decode.shape = shape = decode(files[0][0]).shape
+    read = _Reader(size, channels)
+    read.shape = shape = read(files[0][0]).shape
 
     def part(chosen):
-        return lambda row: (decode(chosen[row][0]), chosen[row][1]), len(chosen)
+        return lambda row: (read(chosen[row][0]), chosen[row][1]), len(chosen)
 
     held = max(1, round(test * len(files)))
-    digest = hashlib.sha256(f"{size}".encode())
+    digest = hashlib.sha256()
     for path, _ in files:
         about = f"{os.path.relpath(path, folder)} {os.path.getsize(path)}"
         digest.update(about.encode())
     splits = {"train": part(files[held:]), "test": part(files[:held])}
     name = os.path.basename(os.path.abspath(folder))
-    return Source(name, classes, shape, digest.hexdigest(), splits)
+    key = digest.hexdigest()
+    return Source(name, classes, shape, size, channels, key, splits)
 
 
-class _Decoder:
+def decode(file, size, channels):
+    """Returns the bytes of an image file as uint8 [height, width, channels].
+
+    With a `size` it is scaled to size x size, with `channels` it gets 1 (gray) or 3
+    (RGB). prepare.py reads images so, and an exported model has it as a signature.
+    """
+    image = tf.io.decode_image(file, channels, expand_animations=False)
+    image.set_shape([None, None, None])
+    if size:
+        scaled = tf.round(_resize(tf.cast(image, tf.float32)[None], size)[0])
+        image = tf.cast(tf.clip_by_value(scaled, 0, 255), tf.uint8)
+    return image
+
+
+class _Reader:
     """Reads an image file as uint8 [height, width, channels], all of one shape."""
 
-    def __init__(self, size):
+    def __init__(self, size, channels):
         self.shape, self.graph = None, tf.Graph()
         with self.graph.as_default():
             self.bytes = tf.placeholder(tf.string, [])
-            image = tf.io.decode_image(self.bytes, expand_animations=False)
-            image.set_shape([None, None, None])
-            if size:
-                scaled = tf.round(_resize(tf.cast(image, tf.float32)[None], size)[0])
-                image = tf.cast(tf.clip_by_value(scaled, 0, 255), tf.uint8)
-        self.image, self.session = image, tf.Session(graph=self.graph)
+            self.image = decode(self.bytes, size, channels)
+        self.session = tf.Session(graph=self.graph)
 
     def __call__(self, path):
         try:
@@ -151,5 +165,8 @@ class _Decoder:
             raise ValueError(f"{path} is not an image that can be read") from None
         if self.shape not in (None, image.shape):
             here, there = ("x".join(map(str, s)) for s in (image.shape, self.shape))
-            raise ValueError(f"{path} is {here}, the others {there}: scale with --size")
+            raise ValueError(
+                f"{path} is {here}, the others {there}: "
+                "see --size and --channels of prepare.py"
+            )
         return image

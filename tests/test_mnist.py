@@ -193,6 +193,81 @@ def test_a_folder_of_images_by_class(tmp_path) -> None:
     assert scaled.splits["train"][0](0)[0].shape == (20, 20, 3)
 
 
+STATE = """
+def layers_of_keras(shape, classes, hidden):
+    layers, decay = tf.keras.layers, tf.keras.regularizers.L2(0.5)
+    return tf.keras.Sequential(
+        [
+            layers.Input(shape),
+            layers.Rescaling(1 / 255),
+            layers.Flatten(),
+            layers.Dropout(0.2),
+            layers.Dense(classes, kernel_regularizer=decay),
+        ]
+    )
+"""
+
+
+@pytest.mark.long
+def test_pictures_of_all_kinds_from_files_to_predictions(tmp_path) -> None:
+    """RGB beside RGBA and gray, large and small, .jpg: refused, as advised, predicted.
+
+    The exported model reads a file exactly as prepare.py did. Its network has a state
+    that is not trained (seeds), and a regularizer, which is part of the loss.
+    """
+    copy, folder = copy_of(FOLDER, tmp_path), tmp_path / "photos"
+    rng = np.random.default_rng(0)
+    for i, name in itertools.product(range(20), ("green", "red")):
+        image = rng.integers(0, 120, [12, 12 + i % 2, 3 + i % 3 % 2]).astype(np.uint8)
+        image[..., ("red", "green").index(name)] += 120
+        write_png(folder / name / f"{i}.png", image)
+    write_png(folder / "red" / "gray.png", np.zeros([9, 9, 1], np.uint8))
+    with tf.Graph().as_default(), tf.Session() as session:
+        jpeg = session.run(tf.io.encode_jpeg(image[..., :3]))
+    (folder / "red" / "a.JPG").write_bytes(jpeg)
+    out = tmp_path / "records"
+
+    def tell(script: str, *arguments: object) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, str(copy / script), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=launch.environment(),
+        )
+
+    done = tell("prepare.py", folder, out, "--shards=2")
+    assert done.returncode == 2 and "see --size and --channels" in done.stderr
+    assert not any(out.iterdir())
+    both = "--size=16", "--channels=3"
+    done = tell("prepare.py", folder, out, "--shards=2", *both)
+    assert done.returncode == 0 and "images 16x16x3" in done.stdout, done.stderr
+
+    (copy / "models.py").write_text((copy / "models.py").read_text() + STATE)
+    logdir, served = tmp_path / "logdir", tmp_path / "served"
+    flags = ["--data", str(out), "--model", "keras", "--steps", "20"]
+    with run_sh(copy, *flags, "--export", str(served), LOGDIR=str(logdir)) as run:
+        assert run.wait(200) == 0, run.output
+    done = result(logdir)
+    # The cross-entropy of two classes is 0.7 at the start; the decay is about 2.
+    assert min(done["loss_per_worker"].values()) > done["test_loss"] + 0.5
+    files = [folder / name for name in ("red/a.JPG", "red/gray.png", "green/4.png")]
+    said = tell("predict.py", served, *files)
+    assert said.returncode == 0 and len(said.stdout.splitlines()) == 3, said.stderr
+    index = records.read_index(str(out))
+    with tf.Graph().as_default(), tf.Session() as session:
+        model = tf.saved_model.load(session, ["serve"], str(next(served.iterdir())))
+        sign = model.signature_def["decode"]
+        iterator = pipeline.held_out(index, "train")
+        session.run(iterator.initializer)
+        images, _, _ = session.run(iterator.get_next())
+        name, image = sign.inputs["file"].name, sign.outputs["image"].name
+        decoded = {
+            session.run(image, {name: path.read_bytes()}).tobytes()
+            for path in folder.glob("*/*")
+        }
+    assert len(images) > 20 and {image.tobytes() for image in images} <= decoded
+
+
 # --- Input --------------------------------------------------------------------
 
 
@@ -407,6 +482,7 @@ QUADRATIC = models.Network(
     lambda i: tf.constant(START[i], tf.float32),
     [w.shape for w in START],
     None,
+    None,
 )
 
 
@@ -494,7 +570,8 @@ def test_synchronous_steps_are_the_mean_of_all(optimizer, num_ps) -> None:
 def test_no_update_is_lost_when_all_push_at_once(optimizer) -> None:
     """Each holds its variable's lock; of Momentum's every one moves w by the rate."""
     elements, pushes = 300_000, 40
-    model = models.Network(["w"], lambda i: tf.zeros([elements]), [(elements,)], None)
+    start, shapes = (lambda i: tf.zeros([elements])), [(elements,)]
+    model = models.Network(["w"], start, shapes, None, None)
     flags = [f"--optimizer={optimizer}", "--momentum=0", "--decay_rate=1"]
     flags += ["--clip_norm=0", "--learning_rate=0.5"]
     streams = [np.zeros([2], np.float32)] * 3
@@ -756,7 +833,10 @@ def bad_folders(where: pathlib.Path) -> Iterator[tuple[list, str]]:
         path.unlink()
     yield [where / "empty"], "the class red has no images"
     write_png(where / "small" / "red" / "3.png", np.zeros([12, 11, 3], np.uint8))
-    yield [where / "small"], "scale with --size"
+    yield [where / "small"], "the others 12x12x3: see --size and --channels"
+    shutil.copytree(good, where / "clear")
+    write_png(where / "clear" / "red" / "3.png", np.zeros([12, 12, 4], np.uint8))
+    yield [where / "clear"], "is 12x12x4, the others 12x12x3: see --size and --channels"
     (where / "broken" / "red" / "3.png").write_bytes(b"\x89PNG nothing")
     yield [where / "broken"], "3.png is not an image that can be read"
     shutil.rmtree(where / "one" / "red")
@@ -785,7 +865,8 @@ def test_bad_sources(tmp_path, capsys, monkeypatch) -> None:
             prepare.main()
         text = capsys.readouterr().err.strip().splitlines()[-1]
         assert end.value.code == 2 and words in text, (arguments, text)
-        assert not (pathlib.Path(arguments[1]) / "index.json").exists()
+        left = pathlib.Path(arguments[1])
+        assert not left.exists() or {p.name for p in left.iterdir()} <= {"mine.txt"}
     assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
 
 
@@ -900,7 +981,7 @@ def test_the_run_of_the_readme(tmp_path) -> None:
     np.savez(alone / "test.npz", x_test=pixels[..., 0], y_test=arrays["test"][1])
     np.savez(alone / "images.npz", images=pixels[:3])
     (alone / "text.png").write_text("no image")
-    write_png(alone / "small.png", pixels[0, :20])
+    np.savez(alone / "wide.npz", images=pixels[:, :20])
 
     def tell(*arguments):
         return subprocess.run(
@@ -918,9 +999,9 @@ def test_the_run_of_the_readme(tmp_path) -> None:
     bad = [
         ([alone, image], "has no exported model"),
         ([logdir / "export", "none.png"], "no such file"),
-        ([logdir / "export", "predict.py"], "neither .png nor .npz"),
-        ([logdir / "export", "small.png"], "is 20x28, the model takes 28x28"),
-        ([logdir / "export", "text.png"], "not a PNG file that can be read"),
+        ([logdir / "export", "predict.py"], "is not an image that can be read"),
+        ([logdir / "export", "wide.npz"], "the model takes uint8 n x 28x28x1"),
+        ([logdir / "export", "text.png"], "is not an image that can be read"),
     ]
     for arguments, words in bad[: launch.thorough(4, 5)]:
         out = tell(*arguments)

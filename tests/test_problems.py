@@ -42,8 +42,12 @@ def code(section: str, kind: str = "python") -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", text, re.S | re.M)
 
 
-PERCEPTRON, KERAS_CONVOLUTION = code("A Keras model")
+PERCEPTRON, KERAS_CONVOLUTION, RECURRENT = code("A Keras model")
 KERAS_CONVOLUTION = PERCEPTRON + KERAS_CONVOLUTION
+RECURRENT = PERCEPTRON + RECURRENT
+(INITIAL,) = code("Initial values")
+(WORDS,) = code("A lookup table")
+(GROUPS,) = code("Parameter groups")
 (DROPOUT,) = code("Dropout")
 (PARTS,) = code("A test set")
 (EXPORT,) = code("Read the trained parameters")
@@ -128,6 +132,68 @@ def test_dropout_is_for_training_only() -> None:
     assert usual == same == pytest.approx(without)
     assert with_it != pytest.approx(without, rel=1e-3)
     assert tested == pytest.approx(expected)
+
+
+def test_a_recurrent_network_has_dropout_and_weight_decay() -> None:
+    """The mask is another one in each step; the decay is part of the loss, exactly."""
+    quick = RECURRENT.replace("layers.GRU(32)", "layers.Flatten(), layers.Dense(32)")
+    (first, second), tested = evaluate(quick)
+    assert first != pytest.approx(second, rel=1e-3)
+    free = evaluate(quick.replace("L2(0.001)", "L2(0.0)"))[1]
+    kernel = start_of(quick)[-330:-10]
+    decay = 0.001 * np.sum(kernel**2)
+    assert tested[0] - free[0] == pytest.approx(decay, rel=1e-3)
+    assert tested[1] == free[1]
+
+
+def start_of(more: str, seed: int = 0) -> np.ndarray:
+    """Returns the vector before training."""
+    module = problem_of(more)
+    with tf.Graph().as_default(), tf.Session() as session:
+        return session.run(module.build(module.load("digits"), 64, seed).start)
+
+
+def test_initial_values_of_keras() -> None:
+    """Scales begin at one; every worker has the same values, another seed others."""
+    scaled = RECURRENT.replace("layers.Dropout(0.2)", "layers.LayerNormalization()")
+    start, again, other = (start_of(scaled + INITIAL, seed) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(start, again)
+    assert np.abs(start - other).max() > 0.01
+    scale, shift, kernel, bias = np.split(start[-64 - 330 :], [32, 64, 384])
+    assert (scale == 1).all() and not shift.any() and not bias.any()
+    limit = np.sqrt(6 / (32 + 10))  # Glorot and Bengio 2010, equation 16
+    assert 0.9 * limit < np.abs(kernel).max() <= limit
+
+
+def test_labels_from_a_table() -> None:
+    module = problem_of(WORDS)
+    data = module.load("digits")
+    with tf.Graph().as_default(), tf.Session() as session:
+        learning, plain = module.build(data, 64, 0), module._with_numbers(data, 64, 0)
+        for each in (learning, plain):
+            session.run(each.initializer, each.feed)
+        found = [session.run(each.batch()) for each in (learning, plain)]
+    for ours, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_parameter_groups() -> None:
+    """The values are the same; the gradient of each is multiplied by its number."""
+    module = problem_of(GROUPS)
+    data = module.load("digits")
+    shapes = module.shapes_of(data)
+    batch = tuple(part[:32] for part in (data.x_train, data.y_train))
+    with tf.Graph().as_default(), tf.Session() as session:
+        vector = module.initial(shapes, 0)
+        found = []
+        for grouped in (module, problem_of("")):
+            value = grouped.loss(vector, batch, shapes)
+            gradient = grouped.parameters(tf.gradients(value, vector)[0], shapes)
+            found.append(session.run([value, *gradient]))
+    (value, *ours), (expected, *plain) = found
+    assert value == pytest.approx(expected, rel=1e-5)
+    for rate, one, other in zip(module.RATES, ours, plain, strict=True):
+        np.testing.assert_allclose(one, rate * other, 1e-3, 1e-7)
 
 
 def test_parts_of_a_test_set() -> None:
@@ -295,6 +361,29 @@ def test_a_branch_is_taken_in_its_round_and_in_no_other() -> None:
 # --- A real run ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "folder", launch.some(["HogWild"], ["HogWild", "DOWNPOUR", "Synchronous-SGD"])
+)
+def test_the_page_s_recurrent_network_is_trained(folder: str, tmp_path: Path) -> None:
+    """With Keras' initial values, and labels from a table."""
+    copy, logdir = copy_of(folder, tmp_path), tmp_path / "logdir"
+    (copy / "problem.py").write_text(DIGITS + RECURRENT + INITIAL + WORDS)
+    flags = ["--steps", "60", "--learning_rate", "0.2", "--logdir", str(logdir)]
+    with run_sh(copy, *flags) as run:
+        assert run.wait(300) == 0, run.output
+    assert result(logdir)["test_accuracy"] > 0.2, run.output
+
+
+def test_batch_normalization_is_refused(tmp_path: Path) -> None:
+    copy = copy_of("HogWild", tmp_path)
+    kind = "layers.Dropout(0.2)", "layers.BatchNormalization()"
+    (copy / "problem.py").write_text(DIGITS + RECURRENT.replace(*kind))
+    with run_sh(copy, "--check") as run:
+        assert run.wait(100) == 1
+    said = "moving_mean is not trained: leave its layer out"
+    assert said in run.lines[-1], run.output
+
+
 def test_the_page_s_model_is_trained_read_back_and_exported(tmp_path: Path) -> None:
     """HogWild with the Keras perceptron on 2 ps, then the page's export."""
     copy = copy_of("HogWild", tmp_path)
@@ -331,8 +420,6 @@ print(float((served.numpy().argmax(1) == y).mean()))
 
 
 def test_the_code_is_as_short_as_the_page_says() -> None:
-    """What the page calls a dozen lines, and three."""
-    lines = [x for x in PERCEPTRON.splitlines() if x.strip()]
-    assert len(lines) <= 12
+    """What the page calls three lines."""
     assert len([x for x in ADAM.splitlines() if x.startswith("+")]) == 3
     assert len([x for x in SCHEDULE.splitlines() if x.startswith("+")]) <= 3
