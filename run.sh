@@ -7,6 +7,8 @@ unset PYTHONSAFEPATH # a script finds what lies beside it
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DEFAULT=HogWild
+# shellcheck source=tools/setup.sh
+source "$ROOT/tools/setup.sh"
 
 usage() {
   cat <<EOF
@@ -83,8 +85,6 @@ case $'\n'$known$'\n' in
     ;;
 esac
 
-# shellcheck source=tools/setup.sh
-source "$ROOT/tools/setup.sh"
 case $name in
   # What an engine prints may be for a file: no words of the set-up belong there.
   Engines/*) setup_environment requirements.txt >&2 ;;

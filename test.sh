@@ -15,10 +15,11 @@ source tools/setup.sh
 setup_environment requirements-dev.txt
 
 "$SETUP_PYTHON" -c '
-import platform, sys
-from importlib.metadata import version
-print(f"Python {platform.python_version()}, TensorFlow {version(sys.argv[1])}")
-' tensorflow
+import platform
+from importlib.metadata import packages_distributions, version
+name = packages_distributions()["tensorflow"][0]
+print(f"Python {platform.python_version()}, {name} {version(name)}")
+'
 "$SETUP_PYTHON" -m ruff check .
 "$SETUP_PYTHON" -m ruff format --check .
 # In small pieces, so that the rules of the schemes are tested in the first minute.

@@ -134,7 +134,7 @@ environment() { # makes .venv of requirements.txt in the engine's folder; sets E
     echo "run.sh: makes an environment with $ENGINE's packages (once)" >&2
     if ! "$PYTHON" -m venv --clear "$HERE/.venv" >&2 ||
       ! "$ENGINE_PYTHON" -m pip install --quiet --no-input --disable-pip-version-check \
-        -r "$HERE/requirements.txt" >"$HERE/.venv/setup.log" 2>&1; then
+        --no-user --target= --prefix="$HERE/.venv" --root=/ -r "$HERE/requirements.txt" >"$HERE/.venv/setup.log" 2>&1; then
       stop 3 "$ENGINE's packages could not be installed: see Engines/$ENGINE/.venv/setup.log"
     fi
     echo "$wanted" >"$HERE/.venv/stamp"

@@ -10,7 +10,12 @@
 
 FOLDER=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 HOROVOD_VENV=${HOROVOD_VENV:-$FOLDER/.venv}
+[[ $HOROVOD_VENV == /* ]] || HOROVOD_VENV=$PWD/$HOROVOD_VENV
 HOROVOD_PYTHON=$HOROVOD_VENV/bin/python
+# Into this environment, wherever the user's settings of pip would put it.
+HOROVOD_PIP=("$HOROVOD_PYTHON" -m pip install --no-input --disable-pip-version-check
+  --no-user --target= --prefix="$HOROVOD_VENV" --root=/)
+unset PIP_DRY_RUN PIP_NO_DEPS PIP_PYTHON PIP_QUIET PYTHONHOME
 building='' # the process group of what is under way
 
 lacking() { # sentence
@@ -114,12 +119,10 @@ make_environment() {
   # No cache for Horovod: pip would take for its own what was compiled for another
   # TensorFlow. A policy of 3.5 is for the CMake of Gloo, which CMake 4 refuses.
   if ! logged "$log" "$python" -m venv --clear "$HOROVOD_VENV" ||
-    ! logged "$log" "$HOROVOD_PYTHON" -m pip install --no-input --disable-pip-version-check \
-      -r "$HOROVOD_VENV.lock" ||
+    ! logged "$log" "${HOROVOD_PIP[@]}" -r "$HOROVOD_VENV.lock" ||
     ! logged "$log" env HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
       HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 CMAKE_POLICY_VERSION_MINIMUM=3.5 \
-      MAKEFLAGS="-j$jobs" "$HOROVOD_PYTHON" -m pip install -v --no-input --no-deps \
-      --no-cache-dir --no-build-isolation --disable-pip-version-check \
+      MAKEFLAGS="-j$jobs" "${HOROVOD_PIP[@]}" -v --no-deps --no-cache-dir --no-build-isolation \
       "$(grep '^horovod==' "$FOLDER/requirements.txt")"; then
     lacking "Horovod's environment could not be made: see the end of $log"
   fi

@@ -2,9 +2,9 @@
 # Horovod on this machine: two workers, started by horovodrun.
 # The first run makes an environment, see environment.sh: it takes minutes.
 # From the environment: NUM_WORKERS, OPEN_PORTS, PYTHON, HOROVOD_VENV, LOGDIR, TIMEOUT
-# (seconds, status 124), MAX_RESTARTS (of all workers, from the last checkpoint), and
-# Horovod's own HOROVOD_CYCLE_TIME, HOROVOD_FUSION_THRESHOLD, ... Every argument goes to
-# the script.
+# (seconds, status 124), MAX_RESTARTS (of all workers, from the last checkpoint), DRY_RUN
+# (not empty: only print the command), and Horovod's own HOROVOD_CYCLE_TIME,
+# HOROVOD_FUSION_THRESHOLD, ... Every argument goes to the script.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
 set +o posix
 set -euo pipefail
@@ -53,12 +53,21 @@ for argument; do
 done
 case $LOGDIR in \~/*) LOGDIR=$HOME${LOGDIR#\~} ;; esac # which no shell does behind =
 
+[[ $LOGDIR == /* ]] || LOGDIR=$PWD/$LOGDIR
+horovodrun=("$HOROVOD_VENV/bin/horovodrun" -np "$NUM_WORKERS" --gloo "$HOROVOD_PYTHON"
+  "$here/horovod_sgd.py" --logdir "$LOGDIR" "$@")
+if [ -n "${DRY_RUN:-}" ]; then
+  printf '%q ' "${horovodrun[@]}"
+  echo
+  exit
+fi
+
 reason='' runner=''
 
 cleanup() {
   local status=$? wait=150
   trap - EXIT
-  trap '' INT TERM HUP
+  trap '' INT TERM HUP PIPE
   exec 2>/dev/null # bash itself would report who is killed
   stop_building
   # horovodrun ends the workers of this machine and of others, for which it takes 5 s.
@@ -69,11 +78,12 @@ cleanup() {
   # shellcheck disable=SC2046 # a word is a pid
   kill -KILL $(jobs -rp) || true
   rm -f "$LOGDIR/.printing"
-  [ -z "$reason" ] || echo "run.sh: $reason" >&3
+  [ -z "$reason" ] || echo "run.sh: $reason" >&3 || true # nobody may read it
   exit "$status"
 }
 trap cleanup EXIT
 trap 'exit 129' HUP
+trap 'exit 141' PIPE # the `tee` behind it was told to end
 what() { # prints what a signal has ended
   if [ -n "$runner" ]; then
     echo "$NUM_WORKERS workers, logdir $LOGDIR"
@@ -155,8 +165,7 @@ exec 2>/dev/null # bash itself would report a process that is killed
 while :; do
   : >"$LOGDIR/horovodrun.log"
   : >"$LOGDIR/.printing"
-  "$HOROVOD_VENV/bin/horovodrun" -np "$NUM_WORKERS" --gloo "$HOROVOD_PYTHON" \
-    "$here/horovod_sgd.py" --logdir "$LOGDIR" "$@" > >(prefix) 2>&1 &
+  "${horovodrun[@]}" > >(prefix) 2>&1 &
   runner=$!
   while kill -0 "$runner" 2>/dev/null; do
     if [ "$SECONDS" -ge "$TIMEOUT" ]; then

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import launch
 import numpy as np
+import psutil
 import pytest
 from launch import HOROVOD, Launch
 
@@ -131,12 +132,20 @@ class FakeHorovod:
                 (path / name).write_text(text)
                 (path / name).chmod(0o755)
 
-    def start(self, *arguments: str, **env: str) -> Launch:
+    def start(self, *arguments: str, tee: bool = False, **env: str) -> Launch:
         """Starts run.sh with it, the ports open: no network can be tried here."""
         path = f"{self.names}{os.pathsep}{os.environ['PATH']}"
         given = {"PYTHON": str(self.names / "python"), "HOROVOD_VENV": str(self.venv)}
         given.update(PATH=path, LOGDIR=str(self.folder / "run"), OPEN_PORTS="1", **env)
         command = ["bash", str(HOROVOD / "run.sh"), *arguments]
+        if tee:
+            command = [
+                "bash",
+                "-c",
+                '"$@" 2>&1 | tee "$0"',
+                self.folder / "out",
+                *command,
+            ]
         return Launch(command, self.folder, **given)
 
 
@@ -161,6 +170,8 @@ def test_the_environment_is_made_once_and_says_so(fake):
     assert (
         "--no-cache-dir --no-build-isolation" in called and "horovod==0.28.1" in called
     )
+    # PIP_USER=1, or a target in pip.conf, does not put it elsewhere.
+    assert called.count(f"--no-user --target= --prefix={fake.venv} --root=/") == 2
     with fake.start() as run:
         assert run.wait(60) == 0 and "once" not in run.output, run.output
     # Another version of what it is made of: it is made again.
@@ -184,6 +195,44 @@ def test_an_environment_that_is_interrupted_is_no_environment(number, fake):
     with fake.start() as run:
         assert run.wait(60) == 0 and "once" in run.output, run.output
     assert (fake.venv / "stamp").exists()
+
+
+# Its compiler ends only if somebody ends it.
+COMPILES = """(echo $BASHPID >"$LOG"; while :; do sleep 0.1; done) &
+for i in {10..99}; do echo "  [ $i%] Building CXX object x.o"; sleep 0.2; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "whom"), [(15, "all"), (2, "all"), (1, "all"), (15, "tee")]
+)
+def test_a_pipeline_that_is_told_to_end_compiles_no_more(number, whom, fake):
+    """`bash run.sh | tee log`: the screen may be gone before the launcher knows."""
+    fake.write("pip", COMPILES)
+    compiler = fake.folder / "compiler"
+    with fake.start(tee=True, LOG=str(compiler)) as run:
+        run.wait_for("compiles")
+        if whom == "tee":
+            children = psutil.Process(run.process.pid).children()
+            next(p for p in children if p.name() == "tee").send_signal(number)
+        else:
+            os.killpg(run.process.pid, number)
+        process = int(compiler.read_text())
+        try:
+            launch.wait_until(lambda: not psutil.pid_exists(process), 20)
+        finally:
+            if psutil.pid_exists(process):
+                os.killpg(os.getpgid(process), signal.SIGKILL)
+    assert not (fake.venv / "stamp").exists()
+
+
+def test_a_dry_run_prints_the_command_and_makes_nothing(fake):
+    with fake.start("--steps", "3", DRY_RUN="1") as run:
+        assert run.wait(60) == 0, run.output
+    (line,) = run.lines
+    assert line.startswith(f"{fake.venv}/bin/horovodrun -np 2 --gloo "), line
+    assert line.rstrip().endswith("--steps 3")
+    assert [path.name for path in fake.folder.iterdir()] == ["bin"]
 
 
 def test_packages_that_cannot_be_installed(fake):

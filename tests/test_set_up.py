@@ -7,9 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
+import zipfile
 from pathlib import Path
 
+import launch
+import psutil
 import pytest
 import registry
 from tree import REPO, edit, files, run, short
@@ -119,14 +123,33 @@ def test_pins_can_fail() -> None:
     assert loose("\n".join(["# numpy", "-r requirements.txt", *bad])) == bad
 
 
+def test_a_clone_with_autocrlf(tmp_path: Path) -> None:
+    """Git for Windows sets it, and WSL uses that clone: `pipefail\\r` is no option."""
+    source, clone = tmp_path / "source", tmp_path / "clone"
+    for path in (REPO / ".gitattributes", *SHELL, *files(".txt", "registry.py")):
+        (source / short(path)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, source / short(path))
+    git = ("git", "-c", "user.name=x", "-c", "user.email=x", "-C", source)
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        assert run(*git, *command).returncode == 0
+    run("git", "clone", "-q", "-c", "core.autocrlf=true", source, clone)
+    ends = [p for p in clone.rglob("*") if p.is_file() and ".git" not in p.parts]
+    assert len(ends) > 40 and [p for p in ends if b"\r\n" in p.read_bytes()] == []
+    done = run("bash", clone / "run.sh", "--list")
+    assert (done.returncode, done.stdout) == (0, registry.listing() + "\n"), done
+
+
 # --- The commands of the root ------------------------------------------------
 
 # Stands in for a Python: it answers the probe, makes an environment of itself, and
 # its pip says and does what the file `pip` beside it says.
 FAKE = """#!/usr/bin/env bash
 here=$(cd "$(dirname "$0")" && pwd)
+[[ $1 != -I ]] || shift
 case "$1 ${2:-}" in
-  "-c "*"import ensurepip"*) echo "$(cat "$here/version") $here/python" ;;
+  "-c "*"import ensurepip"*)
+    version=$(cat "$here/version")
+    [[ $version == 3.14* ]] || echo "$version $here/python" ;;
   "-c "*) cat "$here/version" ;;
   "-m venv")
     echo venv >>"$LOG"
@@ -171,9 +194,11 @@ class Fresh:
         env.pop("VENV", None)
         return dict(args=["bash", str(self.root / path), *arguments], env=env)
 
-    def run(self, *arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
-        command = self.command(*arguments, **options)
-        return run(*command["args"], env=command["env"], cwd=self.bin)
+    def run(
+        self, *arguments: str, path: str = "run.sh", **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        command = self.command(*arguments, path=path)
+        return run(*command["args"], env={**command["env"], **env}, cwd=self.bin)
 
 
 @pytest.fixture
@@ -313,6 +338,41 @@ def test_a_set_up_in_the_background_is_told_to_end(fresh: Fresh) -> None:
     process.communicate()
 
 
+@pytest.mark.parametrize(
+    ("number", "whom"), [(15, "all"), (2, "all"), (1, "all"), (15, "tee")]
+)
+def test_a_pipeline_that_is_told_to_end_installs_no_more(
+    number: int, whom: str, fresh: Fresh
+) -> None:
+    """`bash run.sh | tee log`: the screen may be gone before the set-up knows."""
+    says = 'echo "  Downloading x/$i.whl (1$i MB)"; sleep 0.1'
+    fresh.set("3.12.1", f'echo $$ >"$LOG.pid"; for i in {{1..500}}; do {says}; done')
+    command = fresh.command()
+    pipe = ["bash", "-c", '"$@" 2>&1 | tee "$0"', f"{fresh.log}.out", *command["args"]]
+    process = subprocess.Popen(
+        pipe, env=command["env"], stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    pid = Path(f"{fresh.log}.pid")
+    while not (pid.exists() and pid.read_text()):
+        time.sleep(0.02)
+    pip = int(pid.read_text())
+    if whom == "tee":
+        children = psutil.Process(process.pid).children()
+        next(p for p in children if p.name() == "tee").send_signal(number)
+    else:
+        os.killpg(process.pid, number)
+    try:
+        launch.wait_until(lambda: not psutil.pid_exists(pip), 20)
+    finally:
+        if psutil.pid_exists(pip):
+            os.killpg(os.getpgid(pip), signal.SIGKILL)
+        process.wait(30)
+    mark = fresh.root / ".venv.setup"
+    launch.wait_until(lambda: not psutil.pid_exists(int(mark.read_text())), 20)
+    fresh.set("3.12.1", "true")
+    assert (fresh.run().returncode, fresh.log.read_text()) == (0, "venv\npip\n")
+
+
 def test_two_set_ups_at_once(fresh: Fresh) -> None:
     (fresh.root / ".venv.setup").write_text(f"{os.getpid()}\n")
     done = fresh.run()
@@ -326,6 +386,218 @@ def test_a_folder_in_the_way_is_kept(fresh: Fresh) -> None:
     done = fresh.run()
     assert done.returncode == 1 and "is in the way" in done.stderr
     assert (fresh.root / ".venv" / "mine").exists()
+
+
+# --- What is installed, and from where ---------------------------------------
+
+# Stands in for a pip that installs the package of TensorFlow which it is asked for.
+INSTALLS = """there=$here/../lib/python3.12/site-packages
+name=$(grep ^tensorflow "${@: -1}"); name=${name/-/_}
+rm -rf "$there/${name%==*}"-[0-9]* && mkdir -p "$there/${name/==/-}.dist-info"
+"""
+
+
+def installed(fresh: Fresh) -> list[str]:
+    """Returns the packages of TensorFlow in the environment."""
+    found = fresh.root.glob(".venv/lib/python3*/site-packages/tensorflow*.dist-info")
+    return [path.name.removesuffix(".dist-info") for path in found]
+
+
+@pytest.mark.skipif(
+    (sys.platform, os.uname().machine) != ("linux", "x86_64")
+    or bool(shutil.which("nvidia-smi"))
+    or Path("/proc/driver/nvidia").exists(),
+    reason="tensorflow-cpu is for Linux on x86-64 without NVIDIA's driver",
+)
+def test_tensorflow_without_the_code_for_gpus(fresh: Fresh) -> None:
+    """What an environment has, it keeps: each would delete files of the other."""
+    fresh.set("3.12.1", INSTALLS)
+    requirements, driver = fresh.root / "requirements.txt", fresh.bin / "nvidia-smi"
+    assert "about 400 MB to download" in fresh.run().stdout
+    assert installed(fresh) == ["tensorflow_cpu-2.21.0"]
+    driver.write_text("#!/bin/sh\n")
+    driver.chmod(0o755)
+    path = f"{fresh.bin}:{os.environ['PATH']}"
+    edit(requirements, "tensorflow==2.21.0", "tensorflow==2.21.1")
+    assert fresh.run(PATH=path).returncode == 0
+    assert installed(fresh) == ["tensorflow_cpu-2.21.1"]
+    shutil.rmtree(fresh.root / ".venv")
+    assert "about 700 MB to download" in fresh.run(PATH=path).stdout
+    assert installed(fresh) == ["tensorflow-2.21.1"]
+    # As one that an older version of this guide has made.
+    assert fresh.run().stdout.count("\n") == 1 and fresh.log.read_text() == ""
+    edit(requirements, "tensorflow==2.21.1", "tensorflow==2.21.0")
+    assert fresh.run(path="test.sh").returncode == 0
+    assert installed(fresh) == ["tensorflow-2.21.0"]
+
+
+def wheel(folder: Path) -> None:
+    """Writes packages that stand for both of TensorFlow."""
+    tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    for name in ("tensorflow", "tensorflow_cpu"):
+        info = f"{name}-2.21.0.dist-info"
+        says = f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.21.0\n"
+        path = folder / f"{name}-2.21.0-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr(f"{info}/METADATA", says)
+            file.writestr(f"{info}/WHEEL", tag)
+            file.writestr(f"{info}/RECORD", f"{info}/METADATA,,\n{info}/WHEEL,,\n")
+
+
+@pytest.mark.long
+def test_settings_of_another_purpose(fresh: Fresh, tmp_path: Path) -> None:
+    """Of pip and of Python, in the environment and in pip.conf; and no HOME."""
+    wheel(tmp_path)
+    (fresh.root / "requirements.txt").write_text("tensorflow==2.21.0\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "random.py").write_text("raise SystemExit('not this one')\n")
+    conf = tmp_path / "pip.conf"
+    conf.write_text(f"[install]\nuser = yes\n[global]\nprefix = {elsewhere}\n")
+    own = ("PIP_", "VENV", "HOME")
+    env = {name: x for name, x in os.environ.items() if name[:4] not in own}
+    env.update(
+        PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path), PIP_CONFIG_FILE=str(conf)
+    )
+    env.update(PIP_USER="1", PIP_TARGET=str(elsewhere), PIP_ROOT=str(elsewhere))
+    env.update(PIP_DRY_RUN="1", PIP_NO_DEPS="1", PIP_QUIET="3", PIP_PYTHON="/nowhere")
+    env.update(PIP_REQUIRE_VIRTUALENV="1", PYTHON=sys.executable)
+    env.update(PYTHONHOME=str(elsewhere), PYTHONPATH=str(elsewhere))
+    command = ("bash", fresh.root / "run.sh")
+    done = run(*command, env=env, cwd=elsewhere, timeout=280)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert len(installed(fresh)) == 1
+    assert [path.name for path in elsewhere.iterdir()] == ["random.py"]
+
+
+# What the root's commands call, beside bash's own words and a Python.
+TOOLS = "bash cat cksum cp dirname grep head mkdir mktemp rm sed sleep sort tail touch"
+TOOLS += " tr uname"
+# Stands in for uv: it makes an environment with a Python 3.13.9.
+UV = """#!/usr/bin/env bash
+echo "uv $*" >>"$LOG"
+mkdir -p "${@: -1}/bin" && cd "${@: -1}" && touch pyvenv.cfg
+cp @bin@/python bin && echo true >bin/pip && echo 3.13.9 >bin/version
+"""
+
+
+class New(Fresh):
+    """A clone on a machine whose one Python is 3.14."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.set("3.14.0", "true")
+        self.home, self.uv = folder / "home", UV.replace("@bin@", str(self.bin))
+        for name in TOOLS.split():
+            (self.bin / name).symlink_to(shutil.which(name))
+
+    def run(self, **env: str) -> subprocess.CompletedProcess[str]:
+        self.log.write_text("")
+        names = {"PATH": self.bin, "LOG": self.log, "HOME": self.home}
+        env = {name: str(value) for name, value in {**names, **env}.items()}
+        return run("bash", self.root / "run.sh", env=env)
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> New:
+    return New(tmp_path)
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize("where", ["bin", "home/.local/bin"])
+def test_python_314_alone_with_uv(where: str, new: New) -> None:
+    """uv brings an interpreter; its installer puts it where no PATH may have it."""
+    path = new.bin.parent / where / "uv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(new.uv)
+    path.chmod(0o755)
+    done = new.run()
+    assert (done.returncode, done.stderr) == (0, ""), done
+    told, handed = done.stdout.splitlines()
+    assert "with Python 3.13, which uv brings, and" in told
+    assert handed.endswith(f"|{new.root}/.venv/bin/python|")
+    made, *rest = new.log.read_text().splitlines()
+    assert re.fullmatch(r"uv venv .*--python 3\.13 .*/\.venv", made) and rest == ["pip"]
+    done = new.run()
+    assert done.stdout.count("\n") == 1 and new.log.read_text() == ""
+
+
+@pytest.mark.machine
+def test_python_314_alone_gets_uv_by_pip(new: New) -> None:
+    """Into an environment that is thrown away."""
+    gets = f'cat >"$here/uv" <<\'END\'\n{new.uv}END\nchmod 755 "$here/uv"'
+    (new.bin / "chmod").symlink_to(shutil.which("chmod"))
+    new.set("3.14.0", f'if [[ "$*" == *uv==* ]]; then\n{gets}\nfi')
+    done = new.run()
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "with Python 3.13, which uv brings, and" in done.stdout
+    words = [line.split()[0] for line in new.log.read_text().splitlines()]
+    assert words == ["venv", "pip", "uv", "pip"]
+    assert [path.name for path in new.root.glob(".venv*")] == [".venv"]
+
+
+@pytest.mark.machine
+def test_python_314_alone_without_a_network(new: New) -> None:
+    """One sentence with the one command that helps, and nothing is left."""
+    new.set("3.14.0", "echo 'Retrying (Retry(total=4'; exit 1")
+    done = new.run()
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done
+    assert "no Python 3.10, 3.11, 3.12 or 3.13 found" in done.stderr
+    assert "`curl -LsSf https://astral.sh/uv/install.sh | sh`" in done.stderr
+    assert list(new.root.glob(".venv*")) == []
+
+
+# The line of a release of interpreters from which uv takes a file of the mirror.
+RELEASE = "https://github.com/astral-sh/python-build-standalone/releases/download/"
+
+
+@pytest.mark.machine
+@pytest.mark.long
+@launch.if_engines
+def test_python_314_alone_and_the_real_uv(new: New, tmp_path: Path) -> None:
+    """uv comes by pip, and its interpreter from a mirror that is a folder."""
+    if (sys.platform, os.uname().machine) != ("linux", "x86_64"):
+        pytest.skip("the mirror is one for Linux on x86-64")
+    code = "import platform, sys; print(sys.base_prefix, platform.python_version())"
+    names = ["python3.13", *Path.home().glob(".pyenv/versions/3.13.*/bin/python3.13")]
+    tried = [run("env", name, "-c", code, cwd="/") for name in names]
+    found = [done.stdout.split() for done in tried if done.returncode == 0]
+    if not found:
+        pytest.skip("no python3.13 to make a mirror of")
+    base, version = found[0]
+    out = ("/test/", "/__pycache__/", "/site-packages/", "/config-3.13", "/share/")
+    mirror = tmp_path / "1" / "python.tar.gz"
+    mirror.parent.mkdir()
+    with tarfile.open(mirror, "w:gz", compresslevel=1) as file:
+        file.add(
+            base,
+            "python",
+            filter=lambda x: None if any(map(f"{x.name}/".count, out)) else x,
+        )
+    major, minor, patch = map(int, version.split("."))
+    entry = {"name": "cpython", "arch": {"family": "x86_64", "variant": None}}
+    entry |= {"os": "linux", "libc": "gnu", "major": major, "minor": minor}
+    entry |= {"patch": patch, "prerelease": "", "url": f"{RELEASE}1/python.tar.gz"}
+    entry |= {"sha256": None, "variant": None, "build": "1"}
+    known = tmp_path / "known.json"
+    known.write_text(json.dumps({f"cpython-{version}-linux-x86_64-gnu": entry}))
+    # This Python refuses, as 3.14 does, and is one that can make an environment.
+    refuses = '[[ $* != *"import ensurepip"* ]] || exit 0'
+    text = f'#!/bin/bash\n{refuses}\nexec {base}/bin/python3.13 "$@"\n'
+    (new.bin / "python").write_text(text)
+    (new.root / "requirements.txt").write_text("pip\n")
+    pip = {name: x for name, x in os.environ.items() if name.startswith("PIP_")}
+    done = new.run(
+        **pip,
+        UV_PYTHON_INSTALL_MIRROR=tmp_path.as_uri(),
+        UV_PYTHON_DOWNLOADS_JSON_URL=known.as_uri(),
+    )
+    if "install.sh" in done.stderr:
+        pytest.skip("pip cannot have uv here")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    python = os.path.realpath(new.root / ".venv" / "bin" / "python")
+    assert python.startswith(f"{new.root}/.venv.python/cpython-{version}"), python
+    assert not (new.root / ".venv.uv").exists() and list(new.home.glob("*")) == []
 
 
 # What somebody may type, and what is meant.

@@ -15,6 +15,8 @@ VENV=${VENV:-$SETUP_ROOT/.venv}
 SETUP_MARK=$VENV.setup
 SETUP_CHILD=
 SETUP_BEGAN=$SECONDS
+# Of another program: no other interpreter starts with it.
+unset PYTHONHOME
 
 fail() {
   echo "setup: $*" >&2
@@ -26,7 +28,7 @@ fail() {
 # Running it is the only way to know: version managers leave commands on the PATH
 # that exist and do not start.
 probe() {
-  "$1" -c '
+  "$1" -I -c '
 import platform, sys
 if sys.version_info[:2] in [(3, 10), (3, 11), (3, 12), (3, 13)]:
     try:
@@ -39,8 +41,10 @@ if sys.version_info[:2] in [(3, 10), (3, 11), (3, 12), (3, 13)]:
 }
 
 # Sets BASE_VERSION and BASE_PYTHON: $PYTHON if given, else the newest that will do.
+# Where none does, BASE_PYTHON is empty and NO_PYTHON says what is missing.
 choose_python() {
   local name found lacks_venv=
+  BASE_PYTHON=
   for name in ${PYTHON:+"$PYTHON"} python3.13 python3.12 python3.11 python3.10 \
     python3 python; do
     found=$(probe "$name")
@@ -54,14 +58,70 @@ choose_python() {
     [[ -z ${PYTHON:-} ]] || break
   done
   if [[ -n $lacks_venv ]]; then
-    fail "$lacks_venv cannot make an environment: install its venv module" \
-      "(Debian and Ubuntu: sudo apt install python3-venv) and try again."
+    NO_PYTHON="$lacks_venv cannot make an environment: install its venv module"
+    NO_PYTHON+=" (Debian and Ubuntu: sudo apt install python3-venv) and try again."
   elif [[ -n ${PYTHON:-} ]]; then
-    fail "PYTHON=$PYTHON is not a Python 3.10, 3.11, 3.12 or 3.13 that starts;" \
-      "TensorFlow 2.21 supports no other."
+    NO_PYTHON="PYTHON=$PYTHON is not a Python 3.10, 3.11, 3.12 or 3.13 that starts;"
+    NO_PYTHON+=" TensorFlow 2.21 supports no other."
+  else
+    NO_PYTHON="no Python 3.10, 3.11, 3.12 or 3.13 found, and TensorFlow 2.21 supports no"
+    NO_PYTHON+=" other: install uv, which brings one, by"
+    NO_PYTHON+=" \`curl -LsSf https://astral.sh/uv/install.sh | sh\` and try again."
   fi
-  fail "no Python 3.10, 3.11, 3.12 or 3.13 found, and TensorFlow 2.21 supports no" \
-    "other: install one, or name it with PYTHON=/path/to/python."
+  [[ -z ${PYTHON:-} ]] || fail "$NO_PYTHON"
+}
+
+# Makes the environment with uv, which brings an interpreter. uv itself comes by pip, into
+# an environment that is thrown away, if it is not here: a Python that is too new for
+# TensorFlow will do for that.
+make_with_uv() {
+  local log=$1 uv name
+  uv=$(command -v uv || command -v "${HOME:-}/.local/bin/uv" || true)
+  if [[ -z $uv ]]; then
+    for name in python3 python; do
+      if run_logged "$log" "$name" -I -m venv --clear "$VENV.uv" &&
+        run_logged "$log" pip_install "$VENV.uv" --retries 1 uv==0.13.9; then
+        uv=$VENV.uv/bin/uv
+        break
+      fi
+    done
+    if [[ -z $uv ]]; then
+      rm -rf "$VENV.uv" "$SETUP_MARK"
+      fail "$NO_PYTHON"
+    fi
+    # Of a uv that nobody asked for, nothing is left outside of this folder.
+    export UV_PYTHON_INSTALL_DIR=${UV_PYTHON_INSTALL_DIR:-$VENV.python}
+  fi
+  # The variable stands for --clear, which not every uv has. pip comes from the interpreter,
+  # because uv does not read where pip's settings have it from.
+  UV_VENV_CLEAR=1 run_logged "$log" "$uv" venv --no-cache --python 3.13 \
+    --python-preference only-managed "$VENV" &&
+    run_logged "$log" "$SETUP_PYTHON" -I -m ensurepip || return
+  BASE_VERSION=$(venv_version)
+  rm -rf "$VENV.uv"
+}
+
+# Prints the package of TensorFlow for this machine: tensorflow-cpu is the same module
+# without the code for NVIDIA's GPUs. An environment of version $1 keeps the one that it
+# has, because each would delete files of the other.
+tensorflow_package() {
+  local path name=tensorflow
+  if [[ $(uname -sm) == "Linux x86_64" && ! -e /proc/driver/nvidia ]] &&
+    ! command -v nvidia-smi >/dev/null; then
+    name="tensorflow-cpu"
+  fi
+  for path in "$VENV"/lib/python3*/site-packages/tensorflow{,_cpu}-[0-9]*.dist-info; do
+    [[ -z $1 || ! -e $path ]] || { name=${path##*/} && name=${name%%-*}; }
+  done
+  echo "${name/_/-}"
+}
+
+# The pip of environment $1 installs there, wherever the user's settings of pip would put
+# it; those that say where packages come from, and by which proxy, hold.
+pip_install() {
+  unset PIP_DRY_RUN PIP_NO_DEPS PIP_PYTHON PIP_QUIET
+  exec "$1/bin/python" -I -m pip install --no-input --disable-pip-version-check \
+    --no-user --target= --prefix="$1" --root=/ "${@:2}"
 }
 
 # The stamp that says requirements file $1 is installed for interpreter version $2.
@@ -77,7 +137,7 @@ stamped() {
 }
 
 venv_version() {
-  "$VENV/bin/python" -c 'import platform; print(platform.python_version())' \
+  "$VENV/bin/python" -I -c 'import platform; print(platform.python_version())' \
     2>/dev/null </dev/null || true
 }
 
@@ -120,7 +180,7 @@ run_logged() {
 }
 
 interrupted() {
-  trap '' INT TERM HUP
+  trap '' INT TERM HUP PIPE
   if [[ -n $SETUP_CHILD ]]; then
     kill -INT -- "-$SETUP_CHILD" 2>/dev/null || true
     for _ in {1..50}; do
@@ -131,7 +191,8 @@ interrupted() {
     kill -TERM -- "-$SETUP_CHILD" 2>/dev/null || true
     wait "$SETUP_CHILD" 2>/dev/null || true
   fi
-  echo "setup: interrupted; the next run starts it again." >&2
+  rm -rf "$VENV.uv"
+  echo "setup: interrupted; the next run starts it again." >&2 || true # nobody reads it
   exit "$1"
 }
 
@@ -142,7 +203,7 @@ explain_pip_failure() {
     fail "the packages could not be downloaded: check the network connection" \
       "or pip's proxy and index settings, then run the same command again."
   elif grep -q 'No space left on device' "$log"; then
-    fail "the disk is full: the environment $VENV needs about 3 GB."
+    fail "the disk is full: the environment $VENV needs up to 3 GB."
   elif grep -q 'No matching distribution found for tensorflow' "$log"; then
     fail "there is no TensorFlow 2.21 for this machine ($(uname -sm), Python" \
       "$BASE_VERSION): use 64-bit Linux, an Apple-silicon Mac, or WSL on Windows."
@@ -152,7 +213,7 @@ explain_pip_failure() {
 
 # Makes sure that the requirements file named $1 is installed; sets SETUP_PYTHON.
 setup_environment() {
-  local requirements=$1 have pid
+  local requirements=$1 have pid tensorflow size
   SETUP_PYTHON=$VENV/bin/python
   have=$(venv_version)
   BASE_VERSION=
@@ -183,28 +244,37 @@ setup_environment() {
   trap 'interrupted 130' INT
   trap 'interrupted 143' TERM
   trap 'interrupted 129' HUP
+  trap 'interrupted 141' PIPE # the `tee` behind it was told to end
   local log=$VENV/setup.log
   if [[ -z $have && -e $VENV && ! -e $VENV/pyvenv.cfg && ! -e $SETUP_MARK ]]; then
     fail "$VENV is in the way: it is not a Python environment; move it or set VENV."
   fi
   { mkdir -p "$(dirname "$VENV")" && echo "$$" >"$SETUP_MARK"; } 2>/dev/null ||
     fail "cannot write $SETUP_MARK: set VENV to a place that can be written."
+  tensorflow=$(tensorflow_package "$have")
   if [[ -z $have ]]; then
-    echo "setup: making $VENV with Python $BASE_VERSION and the packages of" \
-      "$requirements (once; about 700 MB to download)"
-    local venv_log
+    size="700 MB to download, 2.4 GB of disk"
+    [[ $tensorflow == tensorflow ]] || size="400 MB to download, 1.8 GB of disk"
+    echo "setup: making $VENV with Python ${BASE_VERSION:-3.13, which uv brings,} and the" \
+      "packages of $requirements (once; about $size)"
+    local venv_log status=0
     venv_log=$(mktemp) # not in the folder: venv --clear would delete it
-    run_logged "$venv_log" "$BASE_PYTHON" -m venv --clear "$VENV" || {
-      cat "$venv_log" >&2
-      fail "$BASE_PYTHON could not make the environment $VENV."
-    }
+    if [[ -n $BASE_PYTHON ]]; then
+      run_logged "$venv_log" "$BASE_PYTHON" -I -m venv --clear "$VENV" || status=$?
+    else
+      make_with_uv "$venv_log" || status=$?
+    fi
+    [[ $status -eq 0 ]] || cat "$venv_log" >&2
     rm -f "$venv_log"
+    [[ $status -eq 0 ]] ||
+      fail "${BASE_PYTHON:-uv} could not make the environment $VENV."
   else
     echo "setup: bringing $VENV (Python $have) up to $requirements"
   fi
   : >"$log"
-  if ! run_logged "$log" "$SETUP_PYTHON" -m pip install --no-input \
-    --disable-pip-version-check -r "$SETUP_ROOT/$requirements"; then
+  (cd "$SETUP_ROOT" && cat requirements.txt "$requirements") |
+    sed -e '/^-r /d' -e "s/^tensorflow==/$tensorflow==/" | sort -u >"$VENV/requirements.txt"
+  if ! run_logged "$log" pip_install "$VENV" -r "$VENV/requirements.txt"; then
     # A failure before this line has changed nothing, so nothing needs redoing.
     grep -q '^Installing collected packages' "$log" || rm -f "$SETUP_MARK"
     explain_pip_failure "$log"
@@ -212,5 +282,5 @@ setup_environment() {
   stamp "$requirements" "$BASE_VERSION" >"$VENV/$requirements.stamp"
   stamp requirements.txt "$BASE_VERSION" >"$VENV/requirements.txt.stamp"
   rm -f "$SETUP_MARK"
-  trap - INT TERM HUP
+  trap - INT TERM HUP PIPE
 }
