@@ -286,7 +286,7 @@ def test_set_up_that_fails(pip: str, sentence: str, fresh: Fresh) -> None:
 
 
 def test_a_python_without_venv(fresh: Fresh) -> None:
-    edit(fresh.bin / "python", '"$(cat "$here/version") $here/python"', "venv")
+    edit(fresh.bin / "python", '"$version $here/python"', "venv")
     done = fresh.run()
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "install its venv module" in done.stderr
