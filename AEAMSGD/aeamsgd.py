@@ -76,7 +76,7 @@ def graph(args, center, stats, shared, batch, loss, last):
         # g := ∇ loss(x + δ v; a fresh mini-batch), x before the exchange   (worker)
         ahead = local + args.momentum * velocity
         value = loss(ahead, batch())
-        (gradient,) = tf.gradients(value, ahead)
+        gradient = rounds.gradient(value, ahead)
         # v ← δ v − η g,  x ← x − E + v, and from the second step on without E
         velocity = args.momentum * velocity - args.learning_rate * gradient
         local = local - exchanged + velocity

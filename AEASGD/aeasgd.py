@@ -70,7 +70,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     def local_step(i, local, exchanged, _):
         # g := ∇ loss(x; a fresh mini-batch), at the x before the exchange   (worker)
         value = loss(local, batch())
-        (gradient,) = tf.gradients(value, local)
+        gradient = rounds.gradient(value, local)
         # x ← x − E − η g, and from the second step on without E
         local = local - exchanged - args.learning_rate * gradient
         return i + 1, local, rounds.zeros(exchanged), value

@@ -56,7 +56,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     def local_step(i, local, total, _):
         # g := ∇ loss(local; a fresh mini-batch)   (worker)
         value = loss(local, batch())
-        (gradient,) = tf.gradients(value, local)
+        gradient = rounds.gradient(value, local)
         # local ← local − η g,  total ← total + g
         local = local - args.learning_rate * gradient
         return i + 1, local, total + gradient, value

@@ -78,7 +78,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     def local_step(i, local, total, _):
         # g := ∇ loss(local; a fresh mini-batch)   (worker)
         value = loss(local, batch())
-        (gradient,) = tf.gradients(value, local)
+        gradient = rounds.gradient(value, local)
         # a ← a + g²,  local ← local − η g / √a,  total ← total + g
         step = optimizer.apply_gradients([(gradient, copy)])
         with tf.control_dependencies([step]):

@@ -89,7 +89,7 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
     def inner_step(i, x, m, v, t, _):
         # g := ∇ loss(x; a fresh mini-batch)   (worker)
         value = loss(x, batch())
-        (gradient,) = tf.gradients(value, x)
+        gradient = rounds.gradient(value, x)
         # x ← AdamW(x; g)
         return i + 1, *adamw(args, x, m, v, t, gradient), value
 

@@ -10,11 +10,9 @@ goes on after it, in the middle of its epoch.
 """
 
 import os
-import re
 
 from cluster import flags
 from cluster import tensorflow_v1 as tf
-from cluster.task import Failure
 from records import count, parse
 
 AT_ONCE = 500  # held-out images of a batch
@@ -131,16 +129,6 @@ def batches(index, args, worker, workers, position):
         _unconverted(finish), num_parallel_calls=args.readers, deterministic=True
     )
     return tf.data.make_initializable_iterator(_plain(stream.prefetch(4)))
-
-
-def check(error):
-    """Raises Failure if a call failed because an epoch was longer or shorter.
-
-    TensorFlow's error for it is also the one of a ps that has lost its variables.
-    """
-    said = re.search(r"expected to contain (\d+ elements but [^.\n]*)", str(error))
-    if said:
-        raise Failure(f"the input of an epoch was expected to contain {said[1]}")
 
 
 def held_out(index, split, batch_size=AT_ONCE):

@@ -174,11 +174,7 @@ class Run(run.Run):
 
     def train(self, session):
         self._take_limit(session)
-        try:
-            super().train(session)
-        except tf.errors.FailedPreconditionError as error:
-            pipeline.check(error)
-            raise
+        super().train(session)
 
     def _take_limit(self, session):
         """Takes over the limit of steps, which the chief may have lowered."""

@@ -46,7 +46,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     # g := ∇ loss(w; mini-batch)   (worker)
     with tf.name_scope("gradient"):
         value = loss(pulled, batch())
-        (gradient,) = tf.gradients(value, pulled)
+        gradient = rounds.gradient(value, pulled)
 
     # g   (worker → ps, where ps 0 gives the update its number)
     with tf.name_scope("push"):

@@ -59,7 +59,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     # g := ∇ loss(x̂; mini-batch)   (worker k)
     with tf.name_scope("gradient"):
         value = loss(copy, batch())
-        (gradient,) = tf.gradients(value, copy)
+        gradient = rounds.gradient(value, copy)
 
     # x_k, x_j ← (x_k + x_j) / 2   (worker k → j → k, meanwhile; if k is even)
     with tf.name_scope("average"):

@@ -75,7 +75,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     # g := ∇ loss(w_seen; mini-batch)   (worker)
     with tf.name_scope("gradient"):
         value = loss(pulled, batch())
-        (gradient,) = tf.gradients(value, pulled)
+        gradient = rounds.gradient(value, pulled)
 
     # u ← m u + g,  p := e + u,  s := C(p)   (worker; s as whoever reads it will)
     with tf.name_scope("compress"):

@@ -51,7 +51,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     # g := ∇ loss(w_seen; mini-batch)   (worker)
     with tf.name_scope("gradient"):
         value = loss(pulled, batch())
-        (gradient,) = tf.gradients(value, pulled)
+        gradient = rounds.gradient(value, pulled)
 
     # g   (worker → ps, where ps 0 gives the update its number)
     # staleness := that number − seen: updates applied between pull and push

@@ -67,7 +67,7 @@ def graph(args, center, stats, group, batches, learning, last):
 
             # g_k := ∇ loss(w; mini-batch k)   (client → worker k: the mini-batch)
             losses.append(learning.loss(pulled, inputs))
-            gradients += tf.gradients(losses[-1], pulled)
+            gradients.append(rounds.gradient(losses[-1], pulled))
 
     # g := (1/N) ∑ g_k   (workers → ps, where ps 0 gives the update its number)
     with tf.name_scope("push"):

@@ -67,7 +67,7 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
     def local_step(i, local, _):
         # g := ∇ loss(local; a fresh mini-batch)   (worker)
         value = loss(local, batch())
-        (gradient,) = tf.gradients(value, local)
+        gradient = rounds.gradient(value, local)
         # local ← local − η g
         return i + 1, local - args.learning_rate * gradient, value
 

@@ -8,7 +8,7 @@ towers.py. With fewer GPUs than copies, it uses logical CPU devices.
 Run: python mirrored.py --devices 2
 """
 
-from cluster import flags, task
+from cluster import flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import problem
 
@@ -37,7 +37,7 @@ def graph(args, strategy, start, batch, loss):
         # g_k := ∇ loss(w; mini-batch k),  w ← w − η (1/N) ∑ g_k   (device k)
         w = center.read_value()
         value = loss(w, batch(tf.get_static_value(k)))
-        (gradient,) = tf.gradients(value, w)
+        gradient = rounds.gradient(value, w)
         push = center.assign_sub(args.learning_rate * gradient)
         with tf.control_dependencies([push]):
             return tf.identity(value)
@@ -76,7 +76,7 @@ def main():
         strategy,
         lambda: shards[0].start,
         lambda k: shards[k].batch(),
-        shards[0].loss,
+        rounds.alone(shards[0].loss),
     )
     test, feed = shards[0].test(center.read_value())
     if args.check:

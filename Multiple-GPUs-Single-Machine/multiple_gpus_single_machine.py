@@ -58,7 +58,7 @@ def graph(args, center, stats, shared, batch, loss, last):
         inputs = batch()
         with tf.device(shared):
             value = loss(pulled, inputs)
-            (gradient,) = tf.gradients(value, pulled)
+            gradient = rounds.gradient(value, pulled)
 
     # g   (worker → ps, where ps 0 gives the update its number)
     # staleness := that number − seen: updates applied between pull and push

@@ -8,7 +8,7 @@ the steps of Synchronous-SGD. With fewer GPUs than towers, it uses logical CPU d
 Run: python towers.py --devices 2
 """
 
-from cluster import flags, task
+from cluster import flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import problem
 
@@ -31,7 +31,7 @@ def graph(args, names, center, batch, loss):
         with tf.device(name):
             w = center.read_value()
             losses.append(loss(w, inputs))
-            gradients += tf.gradients(losses[-1], w)
+            gradients.append(rounds.gradient(losses[-1], w))
     # w ← w − η (1/N) ∑ g_k   (cpu:0, once all towers have read w)
     with tf.device("cpu:0"):
         mean = tf.add_n(gradients) / len(names)
@@ -67,7 +67,7 @@ def main():
         names,
         center,
         lambda k: shards[k].batch(),
-        shards[0].loss,
+        rounds.alone(shards[0].loss),
     )
     test, feed = shards[0].test(center.read_value())
     if args.check:

@@ -37,7 +37,7 @@ def graph(args, center, global_step, batch, loss, last):
     # g := ∇ loss(w; mini-batch)
     with tf.name_scope("gradient"):
         value = loss(weights, batch())
-        (gradient,) = tf.gradients(value, weights)
+        gradient = rounds.gradient(value, weights)
 
     # w ← w − η g
     with tf.name_scope("update"):
@@ -58,9 +58,9 @@ def main():
     learning = contract.build(problem, data, args)
     center = tf.get_variable("center", initializer=learning.start)
     global_step = tf.train.get_or_create_global_step()
-    batch = rounds.in_turn(learning.batch)
+    loss, batch = rounds.alone(learning.loss), rounds.in_turn(learning.batch)
     calls = rounds.Calls(
-        lambda last: graph(args, center, global_step, batch, learning.loss, last)
+        lambda last: graph(args, center, global_step, batch, loss, last)
     )
     test = learning.test(center.read_value())
 

@@ -64,7 +64,7 @@ def graph(args, table, stats, batch, loss, last):
     with tf.name_scope("gradient"):
         rows = tf.reshape(tf.gather(pulled, where), [args.batch_size, 2, args.rank])
         value = loss(rows, inputs)
-        (gradient,) = tf.gradients(args.batch_size * value, pulled)
+        gradient = rounds.gradient(args.batch_size * value, pulled)
 
     # g   (worker → ps, where ps 0 gives the update its number)
     # staleness := that number − seen: updates applied between pull and push

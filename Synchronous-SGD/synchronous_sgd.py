@@ -60,7 +60,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     # g_k := ∇ loss(w; mini-batch of worker k)   (worker)
     with tf.name_scope("gradient"):
         value = loss(pulled, batch())
-        (gradient,) = tf.gradients(value, pulled)
+        gradient = rounds.gradient(value, pulled)
 
     # g_k   (worker → ps, where ps 0 takes the first N of step t)
     with tf.name_scope("push"):

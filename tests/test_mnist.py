@@ -327,11 +327,7 @@ def test_an_epoch_of_another_length_is_an_error(digits, change) -> None:
     args = args_of("--batch_size=1", "--augment=0")
     with pytest.raises(tf.errors.FailedPreconditionError) as error:
         stream(wrong, args, 0, 1, 0, 1294)
-    sentence = f"expected to contain {1293 + change} elements"
-    with pytest.raises(harness.task.Failure, match=sentence):
-        pipeline.check(error.value)
-    pipeline.check(None)  # a ps that has lost its variables is another matter
-    pipeline.check(tf.errors.FailedPreconditionError(None, None, "uninitialized"))
+    assert f"expected to contain {1293 + change} elements" in str(error.value)
 
 
 def test_augmented_images_stay_what_they_are(digits) -> None:

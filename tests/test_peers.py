@@ -1097,42 +1097,6 @@ def test_a_chief_that_has_left_is_not_asked_why() -> None:
     assert here.asked == ["asked"] and here.said[0] == here.said[1]
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    ("error", "lost"),
-    [
-        (tf.errors.UnavailableError(None, None, "Socket closed"), True),
-        # What a worker gets when TensorFlow deletes the buffers of its neighbour.
-        (
-            tf.errors.InternalError(
-                None,
-                None,
-                "From /job:worker/replica:0/task:2:\nCollective ops is aborted by: "
-                "Delete called on non-empty BufRendezvous",
-            ),
-            True,
-        ),
-        (tf.errors.InternalError(None, None, "a kernel of the model failed"), False),
-        (
-            tf.errors.InvalidArgumentError(
-                None, None, "Collective ops is aborted by: Shape mismatch"
-            ),
-            False,
-        ),
-    ],
-)
-def test_an_error_of_a_neighbour_is_a_loss_and_is_in_the_log(error, lost, caplog):
-    left = []
-    here = types.SimpleNamespace(leave=lambda: left.append(True))
-    caplog.set_level("INFO")
-    recovering = importlib.import_module("cluster.peers").Run.recovering
-    expected = contextlib.nullcontext() if lost else pytest.raises(type(error))
-    with expected, recovering(here):
-        raise error
-    assert bool(left) == lost
-    assert (error.message in caplog.text) == lost
-
-
 def rendezvous_of(workers: list[str]) -> tuple:
     """Returns what worker 1 knows of the run by its chief, and worker 1's flags."""
     task = ["--task_index=1", f"--worker_hosts={','.join(workers)}"]

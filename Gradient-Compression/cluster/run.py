@@ -13,29 +13,14 @@ import logging
 import threading
 import time
 
-from cluster import heartbeat
+from cluster import errors, heartbeat, task
 from cluster import tensorflow_v1 as tf
 from cluster.patience import starting, wait
 from cluster.rendezvous import Rendezvous
-from cluster.task import Failure, end_now
+from cluster.task import end_now
 from cluster.training import Training
 
 PAUSE = 1  # seconds between two sessions when none of them makes a round
-
-
-def lost():
-    """Returns the errors of TensorFlow that mean: a task was lost, and may come back.
-
-    A connection that is lost, a call that was cut short, a ps that does not know the
-    session any more, one that is empty.
-    """
-    return (
-        tf.errors.UnavailableError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.CancelledError,
-        tf.errors.AbortedError,
-        tf.errors.FailedPreconditionError,
-    )
 
 
 def _log_of_closing(raised):
@@ -61,6 +46,7 @@ class Run(Training):
         super().__init__(args, learning, calls, test, saver)
         self.target, self.config, self.stats = target, config, stats
         self.reason = None  # why the last session ended, if there was one
+        self.begun = None  # the newest session, and the incarnation that it began in
         self.made, self.since = None, None  # rounds made before a loss, and its time
         elements = self.elements(learning)
         self.rendezvous = Rendezvous(args, target, config, elements, self.heartbeat)
@@ -104,8 +90,10 @@ class Run(Training):
     def open_session(self):
         """Returns a session that has joined the run. Chief: it has opened it, too."""
         session = tf.Session(self.target, config=self.config)
+        self.begun = session, None
         self.prepare(session)
-        session.run(self.begin_input, self.feed)
+        self.begun = session, session.run(self.stats.incarnation.number)
+        self.begin_input(session)
         session.run(self.join)
         return session
 
@@ -157,11 +145,30 @@ class Run(Training):
         """Makes every loss one after which TensorFlow begins a new session."""
         try:
             yield
-        except lost() as error:
-            lines = (error.message or "").splitlines()
-            said = [line for line in lines if line.strip(" =")]  # no rule, not empty
-            self.reason = said[0] if said else "no reason given"
+        except tf.errors.OpError as error:
+            if not self.is_lost(error):
+                raise
+            self.reason = errors.reason(error).splitlines()[0]
             raise tf.errors.AbortedError(None, None, self.reason) from error
+
+    def is_lost(self, error):
+        """Says whether an error means that a task was lost, and may come back.
+
+        A variable without a value may be the user's own, or one of a ps that is a new
+        process. So every ps is asked whether it has the model with which the session
+        has begun. If they have, the error would come again.
+        """
+        if errors.is_of_others(error) or self.begun is None:
+            return True
+        session, number = self.begun
+        try:
+            empty = session.run(self.uninitialised)
+            if number is None:  # it is still being prepared
+                return False
+            now = session.run(self.stats.incarnation.number)
+            return len(empty) > 0 or not now == number > 0
+        except (tf.errors.OpError, RuntimeError):  # a ps is gone, or the session closed
+            return True
 
     def _wait_after_loss(self):
         """Waits until the ps are there again, and what the chief has restored.
@@ -219,11 +226,16 @@ class Run(Training):
         Not if another start may help, be it only to write the result.
         """
         self.rendezvous.heartbeat.stop()
-        failed = kind is not None and issubclass(kind, Failure)
+        failed = isinstance(error, Exception) and not errors.is_of_others(error)
+        if failed:
+            # At once: the others end when they know, and with them run.sh.
+            sentence, status = task.said(error)
         with contextlib.suppress(tf.errors.OpError):
             if failed:
-                self.rendezvous.fail(str(error))
+                self.rendezvous.fail(sentence)
                 time.sleep(3 if self.chief else 0)  # for the others to read it
             if self.chief and (failed or self.over):
                 self.rendezvous.send_ps_away()
+        if failed:
+            raise SystemExit(status)
         super().__exit__(kind, error, traceback)

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from cluster import addresses, heartbeat, patience, ports, report, rounds, run, task
+from cluster import addresses, errors, heartbeat, patience, ports, report, rounds, task
 from cluster import tensorflow_v1 as tf
 
 ROOM = 1000  # workers, and values of staleness, that are told apart
@@ -201,7 +201,11 @@ def ends_all(args, server):
     """
     try:
         yield
-    except run.lost():
+    except tf.errors.OpError as error:
+        # A ps that is a new process has no variables.
+        new = isinstance(error, tf.errors.FailedPreconditionError)
+        if not (new or errors.is_of_others(error)):
+            raise
         text = "lost a ps: another start goes on from the last checkpoint"
         task.fail(text, task.AGAIN)
     except task.Failure:

@@ -1,50 +1,56 @@
-"""An error that ends a task: where it comes from, and would it come again?
+"""An error that ends a task: what it says, and whether another start may help.
 
-`task` calls it. Python and the building of a graph raise an error again at every start.
-What others cause may be over at the next start: they are the other tasks of the run and
-the network.
+`task` and `run` call it. What an error says is not enough where a variable without a
+value may be the user's own, or that of a new ps: there `run` asks whether one was lost.
 """
 
 import re
 import sys
+import traceback
 
 import cluster
 from cluster import tensorflow_v1 as tf
 
+# Operations that wait for another worker, and a server at whose port another one is.
+OTHERS = re.compile("Collective|RemoteCall|Horovod[A-Z]|not start gRPC server")
+
 
 def is_of_others(error):
-    """Says whether another start may help."""
-    kinds = [ConnectionError, TimeoutError]
-    if "tensorflow" in sys.modules:
-        kinds += [
-            tf.errors.UnavailableError,
-            tf.errors.DeadlineExceededError,
-            tf.errors.CancelledError,
-            tf.errors.AbortedError,
-            tf.errors.FailedPreconditionError,  # a new ps has no variables
-            tf.errors.InternalError,  # of gRPC, or of an all-reduce
-            tf.errors.UnknownError,  # of gRPC: it cannot serve at the port
-        ]
-        # A new ps has no queues, either. This error has files that are missing, too.
-        if isinstance(error, tf.errors.NotFoundError):
-            return bool(re.search("Resource .* does not exist", str(error)))
-    return isinstance(error, tuple(kinds))
+    """Says whether another start may help: the network or another task has failed.
 
-
-def explain(error):
-    """Returns (sentence, exit status); the status is for one that is not of others.
-
-    Of an error in a call the sentence says where its operation was built, if TensorFlow
-    has named that.
+    A connection was lost, a call was cut short, a ps does not know the session.
     """
-    sentence, status = cluster.explain(error)
     if "tensorflow" not in sys.modules or not isinstance(error, tf.errors.OpError):
-        return sentence, status
-    found = re.search(r"\{\{node ([^}]+)\}\}", str(error))
+        return isinstance(error, (ConnectionError, TimeoutError))
+    kinds = (
+        tf.errors.UnavailableError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.CancelledError,
+        tf.errors.AbortedError,
+    )
+    # All get that one, and each time, if their vectors differ in shape.
+    shape = isinstance(error, tf.errors.InvalidArgumentError)
+    return isinstance(error, kinds) or bool(OTHERS.search(_own(error))) and not shape
+
+
+def _own(error):
+    """Returns the message of an error without the older warnings behind it."""
+    return (error.message or "").partition("Recent warning and error")[0].strip()
+
+
+def reason(error):
+    """Returns what an error of TensorFlow's says, and where its operation was built.
+
+    Without what TensorFlow adds: how the graph was built, the task, gRPC's own words.
+    """
+    text = _own(error)
+    node = re.search(r"\{\{node ([^}]+)\}\}", text)
+    frames = traceback.extract_tb(error.__traceback__)
     try:
-        operation = tf.get_default_graph().get_operation_by_name(found[1])
+        frames = tf.get_default_graph().get_operation_by_name(node[1]).traceback
     except (KeyError, ValueError, TypeError):  # no such operation, or none is named
-        return sentence, status
-    # What went wrong stands after this line if the message is a long one.
-    text = str(error).rpartition(f"Node: '{found[1]}'\n")[2].splitlines()[0]
-    return f"{cluster.place(operation.traceback)}{type(error).__name__}: {text}", status
+        pass
+    text = text.partition("\nAdditional GRPC")[0]
+    text = re.sub(r"(?s)\A.*\nNode: '[^'\n]*'\n", "", text)
+    text = re.sub(r"(?m)^(=+|([A-Z_]+: )?From /job:\S+)\n", "", text)
+    return f"{cluster.place(frames)}{type(error).__name__}: {text}"

@@ -3,15 +3,17 @@
 README.md of Distributed-Setup has a map of the modules: what each is for.
 """
 
-# A script imports this package before the rest of its folder, so that an error in what
-# it imports next is one sentence, too.
+# A script imports this package before the rest of its folder, so that a module which
+# is missing there is one sentence, too.
 
 import contextlib
+import importlib.util
 import os
 import sys
 import traceback
 
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PACKAGES = ("tensorflow", "numpy", "sklearn")
 INSTALL = 'pip install "tensorflow==2.21.*" numpy scikit-learn'
 MISSING = 3  # the exit status if something is not on this machine
 
@@ -21,43 +23,45 @@ def place(frames):
 
     "" if no frame is in such a file.
     """
-    own = [f for f in frames if os.path.dirname(os.path.abspath(f.filename)) == FOLDER]
+    files = {os.path.join(FOLDER, name) for name in os.listdir(FOLDER)}
+    own = [f for f in frames if os.path.abspath(f.filename) in files]
     if not own:
         return ""
     return f"{os.path.basename(own[-1].filename)}, line {own[-1].lineno}: "
 
 
-def explain(error):
-    """Returns (sentence, exit status) for an error that would happen again."""
+def missing(error):
+    """Returns what is missing on this machine, a sentence; "" for any other error."""
+    module, lost = "", isinstance(error, ModuleNotFoundError)
+    if isinstance(error, ImportError):
+        module = (error.name or "").partition(".")[0]
+    if module == "cluster" or lost and module in ("problem", "datasets"):
+        return f"{FOLDER} is not complete ({error}): copy all of it"
+    if not lost:
+        return ""
+    names, how = [module], f"install the package that has {module}"
+    if module in PACKAGES:
+        names = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+        how = f"{sys.executable} -m {INSTALL}"
     where = place(traceback.extract_tb(error.__traceback__))
-    what = [*filter(None, map(str.strip, str(error).splitlines())), "no reason given"]
-    if isinstance(error, SyntaxError):
-        what = [error.msg]
-        where = place([traceback.FrameSummary(error.filename or "", error.lineno, "")])
-    elif isinstance(error, ImportError) and error.name:
-        module, lost = error.name.partition(".")[0], type(error) is ModuleNotFoundError
-        if module == "cluster" or lost and module in ("problem", "datasets"):
-            return f"{FOLDER} is not complete ({what[0]}): copy all of it", MISSING
-        if lost:
-            ours = module in ("numpy", "sklearn", "tensorflow")
-            how = INSTALL if ours else f"install the package that has {module}"
-            return (
-                f"{where}{sys.executable} has no {module} that can be imported "
-                f"({what[0]}): {how}, or name another interpreter"
-            ), MISSING
-    return f"{where}{type(error).__name__}: {what[0]}", 1
+    return (
+        f"{where}{sys.executable} has no {', '.join(names or [module])} that can be "
+        f"imported ({error}): {how}; or name another Python: PYTHON=... bash run.sh"
+    )
 
 
 def end(error):
     """Says on stderr why the program ends; returns its exit status."""
-    sentence, status = explain(error)
+    sentence = missing(error)
+    if not sentence:
+        traceback.print_exception(type(error), error, error.__traceback__)
+        return 1
     print(f"{os.path.basename(sys.argv[0])}: {sentence}", file=sys.stderr, flush=True)
-    return status
+    return MISSING
 
 
 def _hook(kind, error, trace):
-    ours = issubclass(kind, ImportError) or place(traceback.extract_tb(trace))
-    if not issubclass(kind, Exception) or not (ours or kind is SyntaxError):
+    if not missing(error):
         return sys.__excepthook__(kind, error, trace)
     raise SystemExit(end(error))
 

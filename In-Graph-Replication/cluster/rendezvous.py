@@ -122,8 +122,8 @@ class Rendezvous:
             try:
                 with self.session() as session:
                     theirs, owners, silence = session.run(self.others)
-            except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
-                continue  # it has stopped answering just now
+            except tf.errors.OpError:
+                continue  # it has stopped answering just now, or is a new process
             different = difference(self.fingerprint, theirs.decode())
             if different:
                 job, _ = next(iter(self.serving))

@@ -10,6 +10,7 @@
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import logging
 import os
 import resource
@@ -34,7 +35,7 @@ RECENT = 600  # seconds: a task with a younger log is started again, in the same
 # What a file system answers that has no locks: Lustre, NFS, some of FUSE.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
-_last_acts, _started_again = [], []
+_last_acts, _started_again, _late = [], [], []
 
 
 class Failure(Exception):
@@ -58,20 +59,31 @@ def end_now(sentence, status=AGAIN):
 
 
 def run(main):
-    """Runs a script's `main`: whatever ends it reaches the screen as one sentence.
-
-    The traceback of an unexpected error is in the task's log.
-    """
+    """Runs a script's `main`, and says what has ended it, see `said`."""
     try:
         main()
-    except Failure as error:
-        fail(str(error), 1)
     except Exception as error:
-        if not logging.getLogger().handlers:
-            raise  # there is no log yet, see `begin`
-        logging.getLogger().error(traceback.format_exc())
-        sentence, status = errors.explain(error)
-        fail(sentence, AGAIN if errors.is_of_others(error) else status)
+        # run.sh ends all when the first has failed, so that what all meet is said once.
+        time.sleep(len(_late))
+        raise SystemExit(said(error)[1]) from None
+
+
+def said(error):
+    """Says on stderr what ends a task; returns it in a line, and the exit status.
+
+    A bug is Python's traceback, an error in a call TensorFlow's reason.
+    """
+    name = type(error).__name__
+    status = AGAIN if errors.is_of_others(error) else 1
+    if isinstance(error, Failure):
+        sentence = str(error)
+    elif "tensorflow" in sys.modules and isinstance(error, tf.errors.OpError):
+        sentence = errors.reason(error)
+        logging.error("%s", "".join(traceback.format_exception(error)))
+    else:
+        return f"{name}: {error}", max(status, cluster.end(error))
+    print(f"{os.path.basename(sys.argv[0])}: {sentence}", file=sys.stderr, flush=True)
+    return sentence.splitlines()[0], status
 
 
 # --- Begin ------------------------------------------------------------------------
@@ -85,6 +97,8 @@ def begin(args, problem):
     """
     launched = os.environ.get(LAUNCHER) == str(os.getppid())
     if args.check and launched:
+        if importlib.util.find_spec("tensorflow") is None:
+            importlib.import_module("tensorflow")  # fails
         _load(problem, args)
         raise SystemExit(0)
     if args.check:
@@ -94,14 +108,7 @@ def begin(args, problem):
         _begin(args, launched)
         doing("loading TensorFlow")
         threading.Thread(target=_Doing.say, daemon=True).start()
-    try:
-        tf.logging.set_verbosity(tf.logging.INFO)
-    except ImportError as error:
-        fail(
-            f"{sys.executable} has no TensorFlow that can be imported ({error}): "
-            f"{cluster.INSTALL}, or name another interpreter",
-            cluster.MISSING,
-        )
+    tf.logging.set_verbosity(tf.logging.INFO)
     doing(None)
     if args.check:  # the graph needs no server
         tf.train.Server = lambda *_, **__: types.SimpleNamespace(target="")
@@ -120,6 +127,7 @@ def _begin(args, launched):
     _obey_signals()
     if launched:
         threading.Thread(target=_follow_launcher, daemon=True).start()
+        _late.extend([True] * bool(args.task_index))
     _log_to(args.logdir, name(args))
     try:
         tempfile.gettempdir()

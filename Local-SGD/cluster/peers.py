@@ -22,7 +22,6 @@ from cluster.ring import ConsistencyCheck
 from cluster.task import end_now
 
 REPLACED = " replaced"  # in the place of a process whose successor is there
-EMPTIED = "non-empty BufRendezvous"  # says TensorFlow when it has deleted the buffers
 
 
 class Run(run.Run):
@@ -109,9 +108,7 @@ class Run(run.Run):
         try:
             yield
         except tf.errors.OpError as error:
-            # A worker gets an InternalError if TensorFlow deletes the buffers of its
-            # neighbour while it waits for one of them.
-            if not isinstance(error, run.lost()) and EMPTIED not in str(error):
+            if not self.is_lost(error):
                 raise
             logging.info("the ring is broken: %s", error)
             self.leave()

@@ -41,10 +41,9 @@ class Training:
         self.global_step = tf.train.get_or_create_global_step()
         self.saver = saver or tf.train.Saver()
         self.initializer = tf.global_variables_initializer()
-        self.begin_input = tf.group(
-            tf.local_variables_initializer(), learning.initializer
-        )
-        self.feed = learning.feed
+        # What the input may look up, then the input.
+        own = tf.local_variables_initializer(), tf.tables_initializer()
+        self.input, self.feed = [own, learning.initializer], learning.feed
         self.saved = None, -math.inf  # global step and time of the last save
         self.complained = False
 
@@ -80,8 +79,13 @@ class Training:
         if step and self.chief:
             print(f"resumes from global step {step}")
         self.begun = step
-        session.run(self.begin_input, self.feed)
+        self.begin_input(session)
         return session
+
+    def begin_input(self, session):
+        """Initialises what is this process's own, and starts its input."""
+        for operations in self.input:
+            session.run(operations, self.feed)
 
     def restore(self, session):
         """Restores the last checkpoint, or initialises; returns the global step."""

@@ -12,6 +12,7 @@ TensorFlow frees a tensor after its last use, so that no unit is held in between
 
 import collections
 
+from cluster import rounds
 from cluster import tensorflow_v1 as tf
 
 MOST = 64  # a unit has at least this part of the vector: a bias goes with a matrix
@@ -23,7 +24,7 @@ def units(learning):
     """Returns the units into which the loss of a Problem cuts its vector."""
     size = learning.start.shape.num_elements()
     with tf.name_scope("units"):
-        cuts = Plan(learning.loss, learning.batch(), size).cuts.values()
+        cuts = Plan(rounds.alone(learning.loss), learning.batch(), size).cuts.values()
     found, begin = [], 0
     for end in sorted({cut.begin + cut.size for cut in cuts} | {size}):
         inside = any(cut.begin < end < cut.begin + cut.size for cut in cuts)
