@@ -8,7 +8,7 @@ towers.py. With fewer GPUs than copies, it uses logical CPU devices.
 Run: python mirrored.py --devices 2
 """
 
-from cluster import flags, rounds, task
+from cluster import contract, flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import problem
 
@@ -68,15 +68,14 @@ def main():
         names, tf.distribute.ReductionToOneDevice()
     )
     shards = [
-        problem.build(data, args.batch_size, args.seed, k, len(names))
-        for k in range(len(names))
+        contract.build(problem, data, args, k, len(names)) for k in range(len(names))
     ]
     value, center = graph(
         args,
         strategy,
         lambda: shards[0].start,
         lambda k: shards[k].batch(),
-        rounds.alone(shards[0].loss),
+        shards[0].loss,
     )
     test, feed = shards[0].test(center.read_value())
     if args.check:

@@ -58,9 +58,9 @@ def main():
     learning = contract.build(problem, data, args)
     center = tf.get_variable("center", initializer=learning.start)
     global_step = tf.train.get_or_create_global_step()
-    loss, batch = rounds.alone(learning.loss), rounds.in_turn(learning.batch)
+    batch = rounds.in_turn(learning.batch)
     calls = rounds.Calls(
-        lambda last: graph(args, center, global_step, batch, loss, last)
+        lambda last: graph(args, center, global_step, batch, learning.loss, last)
     )
     test = learning.test(center.read_value())
 

@@ -33,6 +33,11 @@ if not launch.THOROUGH:  # see launch.without_optimizer
     os.environ[launch.ONE_DNN] = "0"
 
 
+def pytest_collection_finish():
+    """What a test starts runs as a user's does; TensorFlow here has read it by now."""
+    os.environ.pop(launch.ONE_DNN, None)
+
+
 @pytest.fixture(autouse=True)
 def forks(request, monkeypatch):
     """Tasks begin with TensorFlow imported, but in a test that is about the start."""

@@ -110,7 +110,6 @@ def start_server() -> socket.socket:
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
     ours, theirs = socket.socketpair()
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    env.pop("TF_ENABLE_ONEDNN_OPTS", None)  # tasks use oneDNN, see conftest.py
     subprocess.Popen(
         [sys.executable, "-B", __file__, str(theirs.fileno()), "." * SHOWN],
         pass_fds=[theirs.fileno()],

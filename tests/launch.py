@@ -61,7 +61,7 @@ LAUNCHERS = ("run.sh", "cluster/launch.py", "/launcher.py")
 
 # A test's graph runs a few times only: TensorFlow's optimizer, and its pass for oneDNN,
 # take longer than they save. conftest.py sets this variable to "0" for the tests' own
-# process; `environment` unsets it for tasks.
+# process, until that has imported TensorFlow: what a test starts does not inherit it.
 ONE_DNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
@@ -125,7 +125,7 @@ def load(folder: str) -> types.ModuleType:
 def environment(**changes: str) -> dict[str, str]:
     """Returns the environment of a new user, with this Python and the changes."""
     unset = ("PYTHONPATH", "TF_CONFIG", "LOGDIR", "BASE_PORT", "TIMEOUT", "NUM_PS")
-    unset += ("OPEN_PORTS", "LAUNCHER", "ALONE", "SCRIPT", ONE_DNN)
+    unset += ("OPEN_PORTS", "LAUNCHER", "ALONE", "SCRIPT")
     env = {name: value for name, value in os.environ.items() if name not in unset}
     # Copies share the environment that takes minutes.
     env.setdefault("HOROVOD_VENV", str(HOROVOD / ".venv"))

@@ -143,6 +143,82 @@ def test_the_launcher_s_own_check_needs_no_tensorflow(tmp_path: pathlib.Path) ->
     assert "--check" not in run.output
 
 
+# A model that keeps something from one round to the next, at the place of `{where}`.
+KEEPS = """_build = build
+
+
+def build(*arguments):
+    learning = _build(*arguments)
+    kept = tf.Variable(0.0, trainable=False, name="kept")
+    changed = kept.assign_add(1.0) if "{where}" == "build" else tf.no_op()
+
+    def batch():
+        if "{where}" == "batch":
+            with tf.control_dependencies([tf.assign(kept, 2.0)]):
+                return tf.nest.map_structure(tf.identity, learning.batch())
+        return learning.batch()
+
+    def loss(vector, batch):
+        more = kept
+        if "{where}" == "loss":
+            more = kept.assign_add(1.0)
+        elif "{where}" == "branch":
+            more = tf.cond(vector[0] > 0, lambda: kept + kept.assign(1.0), lambda: 0.0)
+        with tf.control_dependencies([changed]):
+            return learning.loss(vector, batch) + more
+
+    def test(vector):
+        (loss, metric), feed = learning.test(vector)
+        return (loss, tf.metrics.mean(metric)[1]), feed
+
+    return learning._replace(batch=batch, loss=loss, test=test)
+"""
+
+
+@pytest.mark.parametrize("where", ["build", "batch", "loss", "branch", ""])
+def test_a_model_that_keeps_something_is_refused(where: str, tmp_path) -> None:
+    """But not what is only read, nor what a metric of the test adds up."""
+    copy = copy_of("HogWild" if where != "loss" else "Ring-All-Reduce", tmp_path)
+    path = copy / "problem.py"
+    path.write_text(path.read_text() + KEEPS.format(where=where))
+    with run_sh(copy, "--check") as run:
+        assert run.wait() == (2 if where else 0), run.output
+    if not where:
+        return one_sentence(run, "--check: flags, data and model are good")
+    which = "a variable" if where == "branch" else "the variable kept"
+    said = f"the loss or the mini-batch changes {which}: nothing but the weights in the"
+    one_sentence(run, said)
+    assert ": problem.py, line " in run.output
+
+
+# The losses of a tutorial: a collection has them all.
+COLLECTED = """
+
+def loss(vector, batch, shapes, training=False):
+    images, labels = batch
+    tf.add_to_collection("losses", 0.01 * tf.nn.l2_loss(vector))
+    logits = model(parameters(vector, shapes), images, training)
+    each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    tf.add_to_collection("losses", tf.reduce_mean(each))
+    return tf.add_n({losses})
+"""
+
+
+@pytest.mark.parametrize("folder", ["Sharded-Data-Parallel", "DOWNPOUR"])
+def test_a_round_finds_its_own_losses_in_a_collection(folder: str, tmp_path) -> None:
+    found = []
+    for losses in ('tf.get_collection("losses")', 'tf.get_collection("losses")[-2:]'):
+        copy = copy_of(folder, tmp_path / str(len(found)))
+        with (copy / "problem.py").open("a") as file:
+            file.write(COLLECTED.format(losses=losses))
+        logdir = tmp_path / f"logdir-{len(found)}"
+        flags = ["--steps=12", f"--logdir={logdir}"]
+        with run_sh(copy, *flags, NUM_WORKERS="1") as run:
+            assert run.wait() == 0, run.output
+        found.append(launch.result(logdir)["loss_per_worker"])
+    assert found[0] == found[1]
+
+
 # --- A run --------------------------------------------------------------------
 
 

@@ -710,6 +710,54 @@ def test_a_copy_in_units_is_the_loss_and_its_gradient(name: str, slow: bool) -> 
     assert len(slept) == slow and len(fetched) <= most + slow, fetched
 
 
+# oneDNN makes one operation of a Conv2D and its BiasAdd, and of a Pad (in the gradient
+# of a slice) and the Conv2D after it (in that of a transposed convolution).
+CONVOLUTIONS = """
+
+def shapes_of(data):
+    return [(3, 3, 1, 8), (8,), (3, 3, 4, 8), (4,), (256, 10), (10,)]
+
+
+def model(parameters, images, training=False):
+    w1, b1, w2, b2, w3, b3 = parameters
+    images = tf.reshape(images, [-1, 8, 8, 1])
+    maps = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(images, w1, 1, "SAME"), b1))
+    shape = [tf.shape(images)[0], 10, 10, 4]
+    maps = tf.nn.conv2d_transpose(maps, w2, shape, 1, "VALID")
+    maps = tf.nn.relu(tf.nn.bias_add(tf.slice(maps, [0, 1, 1, 0], [-1, 8, 8, 4]), b2))
+    return tf.reshape(maps, [-1, 256]) @ w3 + b3
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_convolutions_take_the_same_steps_in_units(tmp_path) -> None:
+    """Stage 0 has no units. What oneDNN fuses must not wait for itself."""
+    copy = copy_of(SHARDED, tmp_path)
+    with (copy / "problem.py").open("a") as file:
+        file.write(CONVOLUTIONS)
+    found = []
+    for stage in (0, 3, *[2] * launch.THOROUGH):
+        logdir = tmp_path / str(stage)
+        flags = ["--steps=6", f"--stage={stage}", f"--logdir={logdir}"]
+        with run_sh(copy, *flags, TIMEOUT="120") as run:
+            assert run.wait() == 0, run.output
+        saved = tf.train.load_checkpoint(str(logdir / "model.ckpt-6"))
+        found.append(saved.get_tensor("center"))
+    np.testing.assert_allclose(found[1:], [found[0]] * len(found[1:]), atol=1e-5)
+
+
+def test_who_is_told_to_end_has_lost_nobody(tmp_path) -> None:
+    """The others were told as well. The chief waits for the end of a round, to save."""
+    copy, logdir = copy_of(SHARDED, tmp_path), tmp_path / "logdir"
+    flags = ["--slow_workers=3", "--save_seconds=0.1", f"--logdir={logdir}"]
+    with run_sh(copy, *flags) as run:
+        wait_until(lambda: saved_step(logdir), 90, run)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 143, run.output
+    assert "lost" not in run.output, run.output
+
+
 def test_parts_are_saved_whole_and_resumed_by_another_number_and_stage(tmp_path):
     """Three workers in stage 3, two in stage 1, four in stage 2, one in stage 3."""
     sharded = importlib.import_module("cluster.sharded")

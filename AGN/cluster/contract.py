@@ -4,13 +4,20 @@ A field that is not as docs/problem.md has it ends the program with one sentence
 names the field. An error inside a function of problem.py has Python's own traceback.
 """
 
+import re
+
 import numpy as np
 
+import cluster
 from cluster import task
 from cluster import tensorflow_v1 as tf
 from cluster.task import Failure
 
 FIELDS = ("start", "batch", "loss", "test", "metric", "initializer", "feed")
+# Operations that change a variable, in TensorFlow's names: an update, and the rest.
+UPDATES = r"(Sparse)?Apply\w+|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)"
+CHANGES = re.compile(rf"Assign\w*|(Resource)?({UPDATES}|StridedSliceAssign|CountUpTo)")
+CALLS = "While", "If", "Case", "StatefulPartitionedCall"  # of a graph with state
 
 
 def build(problem, data, args, worker=0, workers=1):
@@ -27,50 +34,50 @@ def build(problem, data, args, worker=0, workers=1):
     return _checked(problem, *details)
 
 
-def _wrong(field, sentence):
-    raise Failure(f"problem.py: {field} {sentence}")
+def _wrong(field, sentence, place=""):
+    raise Failure(f"{place or 'problem.py: '}{field} {sentence}")
 
 
 def _checked(problem, *details):
-    made = _call("build()", problem.build, *details)
+    made, _ = _call("build()", problem.build, *details)
     for field in FIELDS:
         if not hasattr(made, field):
             _wrong("build()", f"returns {made!r:.60}, without the field {field!r}")
-    said = bool(details[3])  # worker 0 alone says what is not trained
+    if not isinstance(made.metric, str):
+        _wrong("metric", f"must be a name, such as accuracy; not {made.metric!r:.60}")
+    if made.initializer is None:
+        _wrong("initializer", "must be the operation that starts the input; not None")
+    drawn, seen, quiet = [], [], bool(details[3])  # worker 0 alone says what is unused
 
     def batch():
-        tensors = _call("batch()", made.batch)
+        tensors, drawn[:] = _call("batch()", made.batch)
         leaves = tf.nest.flatten(tensors, expand_composites=True)
         if not leaves or not all(map(tf.is_tensor, leaves)):
             _wrong("batch()", f"must return tensors, not {tensors!r:.60}")
         return tensors
 
     def loss(vector, batch):
-        nonlocal said
-        value = _call("loss()", made.loss, vector, batch)
+        with _Collections():
+            value, operations = _call("loss()", made.loss, vector, batch)
         _scalar("loss()", value)
-        if not said and tf.is_tensor(vector):
-            _say_what_is_not_trained(value, vector)
-            said = True
+        if not seen and tf.is_tensor(vector):
+            seen.append(True)
+            leaves = tf.nest.flatten(batch, expand_composites=True)
+            _refuse_changes(vector, [*drawn, *operations], [value, *leaves])
+            _say_what_is_not_trained(value, vector, quiet)
         return value
 
     def test(vector):
-        returned = _call("test()", made.test, vector)
+        returned, _ = _call("test()", made.test, vector)
         try:
             (loss, metric), feed = returned
         except (TypeError, ValueError):
             _wrong("test()", f"must return (loss, metric), feed; not {returned!r:.60}")
-        for value in [
-            loss,
-            *(metric.values() if isinstance(metric, dict) else [metric]),
-        ]:
+        metrics = metric.values() if isinstance(metric, dict) else [metric]
+        for value in (loss, *metrics):
             _scalar("test()", value)
         return (loss, metric), feed
 
-    if not isinstance(made.metric, str):
-        _wrong("metric", f"must be a name, such as accuracy; not {made.metric!r:.60}")
-    if made.initializer is None:
-        _wrong("initializer", "must be the operation that starts the input; not None")
     return made._replace(start=_start(made.start), batch=batch, loss=loss, test=test)
 
 
@@ -92,48 +99,116 @@ def _scalar(field, value):
 
 
 def _call(field, function, *arguments):
-    """Returns what a function of problem.py returns, which may make no variable.
+    """Returns what a function of problem.py returns, and the operations that it made.
 
-    Only the center variable is trained. And what a round makes, it makes ten times.
+    It may make no variable: only the center variable is trained. And what a round
+    makes, it makes ten times.
     """
 
     def variables():
         return {v.ref(): v for v in tf.global_variables() + tf.local_variables()}
 
-    before = variables()
+    graph, before = tf.get_default_graph(), variables()
+    known = set(graph.get_operations())
     returned = function(*arguments)
     for ref, variable in variables().items():
         each_round = field in ("batch()", "loss()")
         if ref not in before and (variable.trainable or each_round):
             text = "makes the variable {}, which nothing trains: weights are parts of"
             _wrong(field, f"{text.format(variable.op.name)} the vector `start`")
-    return returned
+    return returned, [one for one in graph.get_operations() if one not in known]
+
+
+class _Collections:
+    """A context after which the graph's collections have no more tensors than before.
+
+    A loss may keep tensors there, of regularisation, and add up all that it finds. In
+    the next call, or outside the loop in whose body it was called, they would be wrong.
+    """
+
+    def __enter__(self):
+        self.graph = graph = tf.get_default_graph()
+        self.kept = {k: graph.get_collection(k) for k in graph.collections}
+
+    def __exit__(self, kind, *_):
+        tables = self.graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS)
+        loop = hasattr(self.graph, "outer_graph")
+        if kind is None and loop and self.graph in [t.graph for t in tables]:
+            _wrong("loss()", "makes a lookup table in a loop: make it in build()")
+        for key in self.graph.collections:
+            kept = {id(item) for item in self.kept.get(key, [])}
+            found = self.graph.get_collection_ref(key)
+            found[:] = [x for x in found if id(x) in kept or not tf.is_tensor(x)]
 
 
 def _evaluate(made):
     """Calls each function once, and looks at the numbers that it gives."""
     value = made.loss(made.start, made.batch())
-    (gradient,) = tf.gradients(value, made.start)
-    if gradient is None:
+    if tf.gradients(value, made.start) == [None]:
         _wrong("loss()", "has no gradient with respect to the vector")
     (loss, metric), feed = made.test(made.start)
     begin = tf.global_variables_initializer(), tf.local_variables_initializer()
     with tf.Session() as session:
         session.run([*begin, tf.tables_initializer()])
         session.run(made.initializer, made.feed)
-        numbers = session.run([value, gradient])[:1]
-        tested = session.run([loss, metric], feed)
-    for field, found in (("loss()", numbers), ("test()", tf.nest.flatten(tested))):
-        for number in found:
+        found = {"loss()": [session.run(value)]}
+        found["test()"] = tf.nest.flatten(session.run([loss, metric], feed))
+    for field, numbers in found.items():
+        for number in numbers:
             if np.ndim(number):
                 shape = list(np.shape(number))
                 _wrong(field, f"must give one number, a scalar; it gives {shape}")
 
 
+# --- What a round may not change ------------------------------------------------
+
+
+def _refuse_changes(vector, made, ends):
+    """Raises Failure if a round changes a variable beside the center variable.
+
+    The rounds of a call are one graph, in which a round reads a variable before or
+    after any other round changes it. On a cluster it lies on ps 0, where all workers
+    change it. So the state of an RNN, or a moving average, would be wrong in silence.
+    `made` are the operations of batch() and loss(), `ends` the tensors they returned.
+    Not meant are the begin of a variable, and what a streaming metric adds up.
+    """
+    waiting, found = [*made, *(tensor.op for tensor in ends)], {vector.op}
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    begins = {v.initializer for v in tf.global_variables() + tf.local_variables()}
+    metrics = {v.op for v in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
+    functions = {}
+    if any(op.type in CALLS for op in found):
+        library = tf.get_default_graph().as_graph_def().library.function
+        functions = {one.signature.name: one.node_def for one in library}
+    for op in found - {vector.op} - begins:
+        ours = any(tensor.op in metrics for tensor in op.inputs)
+        if not ours and _changes(op.node_def, functions):
+            inside = op.type in CALLS  # a loop or a branch, which knows no name
+            which = "a variable" if inside else f"the variable {op.inputs[0].op.name}"
+            _wrong(
+                f"the loss or the mini-batch changes {which}:",
+                "a round keeps nothing for the next but the weights in the vector",
+                cluster.place(op.traceback),
+            )
+
+
+def _changes(node, functions):
+    """Says whether a NodeDef, or one in a loop or branch of it, changes a variable."""
+    if CHANGES.fullmatch(node.op):
+        return True
+    called = [value.func.name for value in node.attr.values()] * (node.op in CALLS)
+    nodes = [inner for name in called for inner in functions.pop(name, ())]
+    return any(_changes(inner, functions) for inner in nodes)
+
+
 # --- What is not trained ------------------------------------------------------
 
 
-def _say_what_is_not_trained(value, vector):
+def _say_what_is_not_trained(value, vector, quiet):
     """Says which elements of a vector [P] have no way into the loss.
 
     That may be meant: their layer is frozen. Raises Failure if it is all of them.
@@ -143,7 +218,7 @@ def _say_what_is_not_trained(value, vector):
         _wrong("loss()", "does not depend on the vector: there is nothing to train")
     edges = np.flatnonzero(np.diff(used, prepend=True, append=True))
     parts = ", ".join(f"{a}:{b}" for a, b in edges.reshape(-1, 2)[:3].tolist())
-    if parts:
+    if parts and not quiet:
         rest = " ..." if len(edges) > 6 else ""
         count = f"{np.sum(~used)} of {len(used)} parameters"
         print(f"problem.py: the loss does not train w[{parts}{rest}], {count}")

@@ -137,44 +137,23 @@ def in_turn(batch):
     return draw
 
 
-def alone(loss):
-    """Returns `loss`, of which each call finds the graph's collections as the first.
-
-    A loss may keep tensors there, of regularisation, and add up all that it finds. In
-    the next call, or outside the loop in whose body it was called, they would be wrong.
-    """
-
-    def loss_alone(vector, batch):
-        graph = tf.get_default_graph()
-        before = {k: graph.get_collection(k) for k in graph.get_all_collection_keys()}
-        value = loss(vector, batch)
-        tables = graph.get_collection(tf.GraphKeys.TABLE_INITIALIZERS)
-        if hasattr(graph, "outer_graph") and graph in [t.graph for t in tables]:
-            raise Failure("the loss makes a lookup table in a loop: make it in build")
-        for key in graph.get_all_collection_keys():
-            kept = {id(item) for item in before.get(key, [])}
-            found = graph.get_collection_ref(key)
-            found[:] = [x for x in found if id(x) in kept or not tf.is_tensor(x)]
-        return value
-
-    return loss_alone
-
-
 def gradient(value, vector):
     """Returns ∇ value(vector), a tensor [P].
 
     tf.gradients returns rows of it if the loss is of rows alone, which tf.gather reads.
     """
     (found,) = tf.gradients(value, vector)
+    if found is None:
+        text = "problem.py: loss() has no gradient with respect to the vector"
+        raise Failure(text)
     return tf.convert_to_tensor(found)
 
 
 def slowed(loss, args):
-    """Returns `loss`, each call alone, made slower by --slow_workers if that says so.
+    """Returns `loss`, made slower by --slow_workers, to simulate a slow machine.
 
     The worker sleeps between pull and push, where a slow machine would spend its time.
     """
-    loss = alone(loss)
     seconds = args.slow_workers[args.task_index % len(args.slow_workers)]
     if not seconds:
         return loss

@@ -133,9 +133,7 @@ def merged(shards):
     """Returns the learning problem of the first shard, with the input of all."""
     feed = {key: value for shard in shards for key, value in shard.feed.items()}
     initializer = tf.group(*[shard.initializer for shard in shards])
-    names = {"loss", "cost"} & set(shards[0]._fields)  # a pipeline's is its cost
-    alone = {name: rounds.alone(getattr(shards[0], name)) for name in names}
-    return shards[0]._replace(initializer=initializer, feed=feed, **alone)
+    return shards[0]._replace(initializer=initializer, feed=feed)
 
 
 def batches(args, shards):

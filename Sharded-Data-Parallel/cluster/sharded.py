@@ -226,6 +226,13 @@ class Run(membership.Run):
             print(f"told to end: saved at global step {self.saved[0]}")
             self.ended.set()
 
+    def give_up(self, sentence):
+        """Ends the program, unless it is told to end: then so are the others."""
+        if self.ending:
+            self.ended.set()
+            threading.Event().wait()  # the end itself is the signal's
+        super().give_up(sentence)
+
     def _save_before_the_end(self):
         # The parts fit together between rounds only, which the main thread makes.
         self.ending = True

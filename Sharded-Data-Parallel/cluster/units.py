@@ -12,7 +12,6 @@ TensorFlow frees a tensor after its last use, so that no unit is held in between
 
 import collections
 
-from cluster import rounds
 from cluster import tensorflow_v1 as tf
 
 MOST = 64  # a unit has at least this part of the vector: a bias goes with a matrix
@@ -24,7 +23,7 @@ def units(learning):
     """Returns the units into which the loss of a Problem cuts its vector."""
     size = learning.start.shape.num_elements()
     with tf.name_scope("units"):
-        cuts = Plan(rounds.alone(learning.loss), learning.batch(), size).cuts.values()
+        cuts = Plan(learning.loss, learning.batch(), size).cuts.values()
     found, begin = [], 0
     for end in sorted({cut.begin + cut.size for cut in cuts} | {size}):
         inside = any(cut.begin < end < cut.begin + cut.size for cut in cuts)
@@ -88,6 +87,19 @@ def _cut(op, size):
     a, b = (x + size if x < 0 else min(x, size) for x in (a, b))
     b = a + 1 if first["shrink_axis"] else b
     return Unit(a, b - a) if a < b else None
+
+
+def _read(tensors):
+    """Returns an operation [one] that reads tensors, to be waited for; [] of none.
+
+    A control edge alone would not do. For oneDNN TensorFlow makes one operation of a
+    Conv2D and its BiasAdd, or of a Pad and its Conv2D, if nobody else reads what the
+    first makes. Where the second needs weights that wait for the first, the one would
+    wait for itself: the call never ends. An Assert is not optimized away.
+    """
+    if not tensors:
+        return []
+    return [tf.raw_ops.Assert(condition=tf.constant(True), data=tensors)]
 
 
 def value_and_gradients(loss, batch, units, weights, reduce):
@@ -223,8 +235,8 @@ class Copy:
         """Returns the weights of a unit, which the first call fetches."""
         key = number, backward
         if key not in self.fetched:
-            before = [*wait, *self.users[self.newest], *self.reduced.values()]
-            with tf.control_dependencies(before):
+            used = [x for op in self.users[self.newest] for x in op.outputs]
+            with tf.control_dependencies(_read([*wait, *used, *self.reduced.values()])):
                 self.fetched[key] = self.weights(number)
             self.newest = key
         return self.fetched[key]
