@@ -81,8 +81,10 @@ RUNTIME = {
         'raise RuntimeError("this is broken")',
     ),
     "a variable without a value": (
-        "def loss(w, x):\n    lost = tf.Variable(1.0, collections=[])\n"
-        "    return value(w, x) + lost.read_value()\n",
+        "def rows(worker):\n    global lost\n"
+        "    lost = tf.Variable(1.0, trainable=False, collections=[])\n"
+        "    return tf.data.Dataset.from_tensors(1.0).repeat()\n"
+        "def loss(w, x):\n    return value(w, x) + lost.read_value()\n",
         "FailedPreconditionError: Could not find variable",
     ),
     "a table without its file": (

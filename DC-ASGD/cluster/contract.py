@@ -17,6 +17,7 @@ FIELDS = ("start", "batch", "loss", "test", "metric", "initializer", "feed")
 # Operations that change a variable, in TensorFlow's names: an update, and the rest.
 UPDATES = r"(Sparse)?Apply\w+|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)"
 CHANGES = re.compile(rf"Assign\w*|(Resource)?({UPDATES}|StridedSliceAssign|CountUpTo)")
+VARIABLES = "VarHandleOp", "VariableV2"
 CALLS = "While", "If", "Case", "StatefulPartitionedCall"  # of a graph with state
 
 
@@ -101,22 +102,24 @@ def _scalar(field, value):
 def _call(field, function, *arguments):
     """Returns what a function of problem.py returns, and the operations that it made.
 
-    It may make no variable: only the center variable is trained. And what a round
-    makes, it makes ten times.
+    It may make no weights: only the center variable is trained. What is called in each
+    round may make no variable at all: it would make ten.
     """
 
-    def variables():
-        return {v.ref(): v for v in tf.global_variables() + tf.local_variables()}
+    def weights():
+        return {one.op.name for one in tf.trainable_variables()}
 
-    graph, before = tf.get_default_graph(), variables()
+    graph, before = tf.get_default_graph(), weights()
     known = set(graph.get_operations())
     returned = function(*arguments)
-    for ref, variable in variables().items():
-        each_round = field in ("batch()", "loss()")
-        if ref not in before and (variable.trainable or each_round):
-            text = "makes the variable {}, which nothing trains: weights are parts of"
-            _wrong(field, f"{text.format(variable.op.name)} the vector `start`")
-    return returned, [one for one in graph.get_operations() if one not in known]
+    operations = [one for one in graph.get_operations() if one not in known]
+    found = sorted(weights() - before)
+    if field in ("batch()", "loss()"):
+        found += [one.name for one in operations if one.type in VARIABLES]
+    if found:
+        text = f"makes the variable {found[0]}, which nothing trains: weights are parts"
+        _wrong(field, f"{text} of the vector `start`")
+    return returned, operations
 
 
 class _Collections:

@@ -5,6 +5,8 @@ what all have done, and counts for all without a message. And all must make call
 equally many rounds, about which they agree by an all-reduce too.
 """
 
+import itertools
+
 import numpy as np
 
 from cluster import rounds
@@ -17,6 +19,7 @@ from cluster.stats import COUNTERS, Counted
 
 SIZES = (1, 10)  # rounds of a call: each size is a graph that all have to prepare
 MOST = 50  # calls between two agreements
+KEYS = 2**20  # more than the operations of a round: see ring.Ring
 
 
 class Stats(base.Stats):
@@ -90,7 +93,16 @@ class Calls(rounds.Calls):
 
     def __init__(self, one_round, ring, sizes=SIZES):
         """`one_round(last)` builds a round after the `last`; `ring` is the Ring."""
-        super().__init__(one_round, sizes)
+        numbers = itertools.count(1)
+
+        def round_with_keys(last):
+            # The same keys on every worker, whenever it builds the round.
+            usual, ring.keys = ring.keys, itertools.count(next(numbers) * KEYS)
+            made = one_round(last)
+            ring.keys = usual
+            return made
+
+        super().__init__(round_with_keys, sizes)
         self.stop = False  # whether this worker wants to end the training
         self.mine = tf.placeholder(tf.float32, [4])
         self.agreed = ring.mean(self.mine)

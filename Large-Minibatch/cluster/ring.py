@@ -72,7 +72,8 @@ class Ring:
     """All workers of a run, for operations that every one of them makes, in one order.
 
     The operations are told apart by keys: the n-th that one worker's graph builds meets
-    the n-th of every other's. So all have to build the same, and to call the same.
+    the n-th of every other's. So all have to build the same, and to call the same. Each
+    round of a call has keys of its own, see `lockstep`.
     """
 
     def __init__(self, args):
