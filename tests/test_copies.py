@@ -1,7 +1,6 @@
-"""The copies between the folders, what each folder has, and the map of `cluster/`."""
+"""The copies between the folders, what the pages show, and the map of `cluster/`."""
 
 import ast
-import itertools
 import re
 import shutil
 import sys
@@ -9,162 +8,108 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import copies
-import launch
 import pytest
 import registry
+from sections import read, split
 from tree import LEFT_BEHIND, REPO, edit, files, run, short
 
 EXAMPLES = registry.folders()
-PLAN = copies.plan(REPO, registry.EXAMPLES)
-# Each folder's files that are copies, in whole or in part, and what they are copies of.
-COPIED = {
-    example.folder: {
-        name: there
-        for name, there in copies.copied(example, PLAN).items()
-        if there != f"{example.folder}/{name}"
-    }
-    for example in copies.sharing(REPO, registry.EXAMPLES)
-}
-COPIES = [folder for folder in EXAMPLES if folder != copies.REFERENCE]
-# One folder of each family: tools/copies.py looks at all of a family in the same way.
-LAST = {registry.of(folder).family: folder for folder in EXAMPLES}
-
-# The pages that have a generated table of all examples or engines, by its name.
-INDEXES = {
-    "index": "README.md",
-    "details": "docs/which-example.md",
-    "engines": "docs/clusters.md",
-}
+SOURCES = copies.sources(REPO)
+COPIES = {path: there for path, there in SOURCES.items() if path != there}
+WHOLE = {p for p in COPIES if copies.whole(p.partition("/")[2], read(REPO / p))}
+# One folder of each family and one without: all of a family are looked at alike.
+SHARING = dict.fromkeys(path.partition("/")[0] for path in COPIES)
+LAST = {registry.of(folder).family: folder for folder in SHARING}
+PAGES = ("README.md", "docs/which-example.md", "docs/clusters.md", ".gitattributes")
 
 pytestmark = pytest.mark.quick
 
 
-def planted(root: Path) -> Path:
-    """Returns a copy of what tools/copies.py looks at, in a directory of its own."""
-    leave = shutil.ignore_patterns(*LEFT_BEHIND)
-    for example in registry.EXAMPLES:
-        shutil.copytree(REPO / example.folder, root / example.folder, ignore=leave)
-    for page in INDEXES.values():
-        (root / page).parent.mkdir(exist_ok=True)
-        shutil.copy(REPO / page, root / page)
-    return root
+def tool(root: Path, *options: str, name: str = "copies") -> str:
+    """Runs the tool of a tree; returns its findings, nothing if all is in sync."""
+    done = run(sys.executable, "-B", root / "tools" / f"{name}.py", *options)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == bool(done.stderr), done.stderr
+    return done.stderr
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """Returns a copy that a test may change."""
-    return planted(tmp_path / "tree")
-
-
-@pytest.fixture(scope="session")
-def before(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Returns the findings in a copy that nobody has changed."""
-    return copies.check(planted(tmp_path_factory.mktemp("before") / "tree"))[0]
-
-
-def added(tree: Path, before: list[str]) -> list[str]:
-    """Returns the findings that a change has added."""
-    return [line for line in copies.check(tree)[0] if line not in before]
+# --- This tree ----------------------------------------------------------------
 
 
 def test_copies_are_in_sync() -> None:
-    done = run(sys.executable, "tools/copies.py")
-    assert done.returncode == 0, done.stderr
-    diffs = sum(example.parent is not None for example in registry.of_family())
-    modules = sum(n.startswith("cluster/") for c in COPIED.values() for n in c)
-    assert modules > 10 * len(COPIES)
-    assert re.fullmatch(
-        rf"copies: {len(COPIED)} examples, \d+ shared sections, {modules} copies of "
-        rf"modules, {diffs} README diffs: in sync\n",
-        done.stdout,
-    )
+    assert tool(REPO) == tool(REPO, name="pages") == ""
+    assert len(COPIES) > 500 and {"HogWild/hogwild.py", "HogWild/run.sh"} <= {*COPIES}
+    assert {folder for folder in EXAMPLES if folder not in SHARING} == {
+        copies.REFERENCE
+    }
 
 
-def mutations(name: str, text: str, every: bool) -> Iterator[str]:
-    """Yields a file with one shared line changed: each line, or the first of a part."""
+def mutations(path: str, text: str) -> Iterator[tuple[int, str]]:
+    """Yields a copy with one shared line changed, and that line's number, for each."""
     lines = text.splitlines(keepends=True)
-    for part in copies.split(name, text):
-        first = part.line - 1
-        if not part.own:
-            length = part.text.count("\n") if every else 1
-            for i in range(first, first + length):
+    for part in split(text):
+        for i in range(part.line - 1, part.line - 1 + part.text.count("\n")):
+            if path in WHOLE or not part.own:
                 changed = lines[i][:-1] + " x\n"
-                yield "".join([*lines[:i], changed, *lines[i + 1 :]])
+                yield i + 1, "".join([*lines[:i], changed, *lines[i + 1 :]])
 
 
-# The first folder that has a copy of these bytes: the others' lines are the same ones.
-FIRST = {
-    copies.read(REPO / folder / name): f"{folder}/{name}"
-    for folder in reversed(COPIES)
-    for name in COPIED[folder]
-}
+# The lines of copies that are the same bytes are the same ones.
+FIRST = {read(REPO / path): path for path in reversed(COPIES)}
 
 
-@pytest.mark.parametrize("folder", COPIES)
+@pytest.mark.parametrize("folder", SHARING)
 def test_every_shared_line_is_checked(folder: str) -> None:
-    covered = 0
-    for name, there in COPIED[folder].items():
-        where = f"{folder}/{name}"
-        text, original = copies.read(REPO / where), copies.read(REPO / there)
-        before = copies.compare(where, text, there, original)
-        for changed in mutations(name, text, every=FIRST[text] == where):
-            found = copies.compare(where, changed, there, original)
-            new = [line for line in found if line not in before]
-            assert any(line.startswith(f"{where}:") for line in new), changed
-            covered += 1
-    modules = sum(name.startswith("cluster/") for name in COPIED[folder])
-    assert modules > 10
-    assert covered > modules  # problem.py, run.sh and sections of the script as well
-    assert covered > 1200 or folder != COPIES[0]
+    for path in [path for path in FIRST.values() if path.startswith(f"{folder}/")]:
+        text, there = read(REPO / path), COPIES[path]
+        lines = list(mutations(path, text))
+        assert lines
+        for number, changed in lines:
+            (found,) = copies.compare(path, changed, there, read(REPO / there))
+            # A banner is none any more, or a section ends a blank line sooner.
+            places = f"{path}:{number}: ", f"{path}:{number - 1}: "
+            assert found.startswith((*places, f"{path}: its sections ")), changed
+            assert there in found or "its sections" in found
 
 
-@pytest.mark.parametrize("folder", launch.some([*LAST.values()], EXAMPLES))
-def test_every_file_is_checked(folder: str, tree: Path, before: list[str]) -> None:
-    """That `check` looks at each file which has an original, or is one."""
-    example = registry.of(folder)
-    names = copies.copied(example, PLAN)
-    for name in names:
-        # Where a problem.py of one's own has the same as the others.
-        path, end = tree / folder / name, "\n# --- Model "
-        text, _, rest = path.read_text().partition(
-            end if name == "problem.py" else "\0"
-        )
-        path.write_text(f"{text}# one line more\n{end + rest if rest else ''}")
-    found = added(tree, before)
-    for name, there in names.items():
-        if name in COPIED[folder]:
-            assert any(x.startswith(f"{folder}/{name}:") for x in found), name
-            continue
-        # A change of an original shows in its copies, which then differ from it.
-        for other, files_ in COPIED.items():
-            for copy in [n for n, original in files_.items() if original == there]:
-                assert any(x.startswith(f"{other}/{copy}:") for x in found), there
-    for modules in (True, False):  # without a script nothing would need a module
-        gone = [name for name in names if name.startswith("cluster/") == modules]
-        for name in gone:
-            (tree / folder / name).unlink()
-        found = copies.check(tree)[0]
-        # What is needed by a module that no other folder has is then not known.
-        known = copies.plan(tree, registry.EXAMPLES).needs[folder]
-        gone = [n for n in gone if not modules or n[8:-3] in known]
-        assert len(gone) > 3 or not modules
-        assert {f"{folder}/{name}: missing" for name in gone} <= set(found)
+def test_every_file_is_checked(tmp_path: Path) -> None:
+    """Each file that has an original, in a folder of each family."""
+    leave = shutil.ignore_patterns(*LEFT_BEHIND, "*.svg", "*.png", "*.ipynb")
+    for folder in [*(e.folder for e in registry.EXAMPLES), "tools", "docs"]:
+        shutil.copytree(REPO / folder, tmp_path / folder, ignore=leave)
+    for page in PAGES:
+        shutil.copy(REPO / page, tmp_path / page)
+    assert tool(tmp_path) == ""
+    paths = [path for path in COPIES if path.partition("/")[0] in LAST.values()]
+    for path in paths:
+        # Where the shared part of a problem.py of one's own is, if it is one.
+        text, end = read(tmp_path / path), "\n# --- Model "
+        at = text.find(end) if path not in WHOLE and end in text else len(text)
+        (tmp_path / path).write_text(f"{text[:at]}# one line more\n{text[at:]}")
+    found = tool(tmp_path)
+    assert len(paths) > 100
+    for path in paths:
+        assert f"{path}:" in found
+        (tmp_path / path).unlink()
+    (tmp_path / "Novel" / "cluster").mkdir(parents=True)
+    found = tool(tmp_path)
+    assert "copies: Novel/: not in the registry\n" in found
+    for family, folder in LAST.items():
+        names = "run.sh", registry.script_of(folder)
+        for name in ("problem.py", *(names if family else ())):
+            missing = f"{folder}/{name}: missing, the original is "
+            assert missing in found or f"{folder}/{name}" not in COPIES
+    for page in (x for x in tmp_path.rglob("*.*") if x.parts[-2] != "tools"):
+        if page.is_file():
+            page.unlink()
+    found = tool(tmp_path, "--write")  # there is nothing to copy, and no page
+    assert "README.md: wanted once, on lines of their own: " in found
 
 
-@pytest.mark.parametrize("folder", COPIES)
-def test_a_lost_section_is_found(folder: str) -> None:
-    """In every family: what a script may lack is what its reference lacks."""
-    name = registry.script_of(folder)
-    reference = registry.FAMILIES[registry.of(folder).family].reference
-    there = f"{reference}/{registry.script_of(reference)}"
-    original, text = copies.read(REPO / there), copies.read(REPO / folder / name)
-    before = copies.compare(f"{folder}/{name}", text, there, original)
-    parts = copies.split(name, text)[1:]
-    assert len(parts) == 4
-    for part in parts:
-        lost = text.replace(part.text, "")
-        found = copies.compare(f"{folder}/{name}", lost, there, original)
-        assert found != before, part.title
+def test_an_empty_tree_fails(tmp_path: Path) -> None:
+    found = tool(REPO, "--root", str(tmp_path))
+    for example in registry.EXAMPLES:
+        assert f"{example.folder}/: in the registry, not there\n" in found
 
 
 def names_of_folders(tree: ast.AST) -> list[str]:
@@ -198,456 +143,283 @@ def test_one_registry() -> None:
             assert lists_of_folders(ast.parse(path.read_text())) == [], path
 
 
-def test_a_second_list_is_found() -> None:
-    assert names_of_folders(ast.parse("x = ('HogWild', 'No')")) == ["HogWild"]
-    assert lists_of_folders(ast.parse(f"x = 1\ny = {EXAMPLES[1:]}")) == [2]
-    assert lists_of_folders(ast.parse(f"x = {EXAMPLES[:4]}")) == []
-
-
 def test_registry() -> None:
+    known: list[str] = []
     for example in registry.EXAMPLES:
         assert registry.of(example.folder) is example
         assert example.sentence.isascii()  # --list prints to any terminal
         assert len(example.folder + example.sentence) <= 83
-    assert [e.folder for e in registry.of_family("ps")] == registry.folders("ps")
-    families = [registry.folders(family) for family in registry.FAMILIES]
-    assert sorted(itertools.chain(*families)) == sorted(EXAMPLES)
+        assert example.group in registry.GROUPS
+        assert example.parent is None or example.parent in known
+        known += [example.folder] if example.family else []
+    for name, family in registry.FAMILIES.items():
+        assert registry.of(family.reference).family == name
+        assert registry.of(family.problem).family in registry.FAMILIES
     assert registry.script_of("DOWNPOUR-Easy") == "downpour_easy.py"
     grouped = [e for _, members in registry.by_group() for e in members]
     assert grouped == registry.EXAMPLES
 
 
-@pytest.mark.parametrize(
-    ("change", "finding"),
-    [
-        (dict(group="No"), "AGN: there is no group No"),
-        (dict(family="No"), "AGN: there is no family No"),
-        (dict(parent="SAGN"), "AGN: no script of SAGN stands before it"),
-        (dict(parent="Basics-Tutorial"), "no script of Basics-Tutorial stands before"),
-        (dict(parent=None), "Non-Distributed-Setup and AGN have no parent"),
-        (dict(folder="HogWild"), "registry: HogWild twice"),
-        (dict(folder="No"), "No/: in the registry, not there"),
-        (dict(folder="No"), "AGN/: not in the registry"),
-        (dict(sentence="no."), "its first line is not the registry's: AGN: no."),
-        (dict(group="Talk"), "README.md: what is generated in it is not up to date"),
-        (dict(mode="no"), "which-example.md: what is generated in it is not up to"),
-        (dict(pushed="no"), "which-example.md: what is generated in it is not up to"),
-    ],
-)
-def test_a_bad_registry_is_found(change: dict, finding: str) -> None:
-    index = [e.folder for e in registry.EXAMPLES].index("AGN")
-    examples = list(registry.EXAMPLES)
-    examples[index] = examples[index]._replace(**change)
-    assert finding in "\n".join(copies.check(REPO, examples)[0])
+# --- A toy tree, with a registry of its own ------------------------------------
+
+TOYS = "Non-Distributed-Setup", "Distributed-Setup", "HogWild", "Horovod"
+HOGWILD = "HogWild/hogwild.py"
+REGISTRY = f"""
+EXAMPLES = [e._replace(sentence="a toy.") for e in EXAMPLES if e.folder in {TOYS}]
+FAMILIES = {{name: FAMILIES[name] for name in ("single", "ps")}}
+"""
 
 
-def test_a_family_without_its_reference_is_found() -> None:
-    examples = [e for e in registry.EXAMPLES if e.folder != "Distributed-Setup"]
-    found = copies.registered(REPO, examples)
-    assert "registry: Distributed-Setup is not of family ps" in found
-
-
-def test_an_unregistered_folder_is_found(tree: Path, before: list[str]) -> None:
-    (tree / "Novel" / "cluster").mkdir(parents=True)
-    assert added(tree, before) == ["Novel/: not in the registry"]
-
-
-def test_an_empty_tree_fails(tmp_path: Path) -> None:
-    done = run(sys.executable, "tools/copies.py", "--root", tmp_path)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    for folder in EXAMPLES:
-        assert f"{folder}/: in the registry, not there" in done.stderr
-
-
-def test_a_folder_has_the_modules_that_it_needs(tree: Path, before: list[str]) -> None:
-    hogwild = tree / "HogWild"
-    shutil.copy(tree / "SAGN" / "cluster" / "sync.py", hogwild / "cluster")
-    (hogwild / "cluster" / "notes.txt").write_text("")
-    assert added(tree, before) == [
-        "HogWild/cluster/notes.txt: not a module",
-        "HogWild/cluster/sync.py: nothing in HogWild imports it",
-    ]
-    script = hogwild / "hogwild.py"
-    edit(script, "from cluster.stats import Stats\n", "")
-    script.write_text(script.read_text() + "\nfrom cluster import sync\n")
-    found = added(tree, before)
-    assert "HogWild/cluster/sync.py: nothing in HogWild imports it" not in found
-    (hogwild / "cluster" / "sync.py").unlink()
-    assert "HogWild/cluster/sync.py: missing" in added(tree, before)
-    assert "HogWild/cluster/stats.py: missing" not in added(tree, before)  # run's
-    (hogwild / "cluster" / "addresses.py").unlink()  # which only flags.py imports
-    assert "HogWild/cluster/addresses.py: missing" in added(tree, before)
-
-
-def test_a_folder_without_a_family_is_checked(tree: Path, before: list[str]) -> None:
-    """It has a script and a launcher of its own, and modules that are copies."""
-    folders = [name for name in COPIED if name not in EXAMPLES]
-    assert folders
-    for folder in folders:
-        for name, there in COPIED[folder].items():
-            where, text = f"{folder}/{name}", copies.read(REPO / folder / name)
-            original = copies.read(REPO / there)
-            for changed in mutations(name, text, every=True):
-                assert copies.compare(where, changed, there, original), changed
-            (tree / where).write_text(text + "# one line more\n")
-        found = added(tree, before)
-        for name in COPIED[folder]:
-            assert any(line.startswith(f"{folder}/{name}:") for line in found), name
-            (tree / folder / name).unlink()
-        found = copies.check(tree)[0]
-        assert f"{folder}/problem.py: missing" in found
-        assert f"{folder}/cluster/ports.py: missing" in found  # which run.sh calls
-
-
-def test_modules_are_found_in_every_kind_of_import() -> None:
-    text = """
-    import cluster.a, numpy
-    from cluster import b, c as d
-    def f():
-        from cluster.e import g
-        import problem
-    """
-    assert copies.modules_of(re.sub("^    ", "", text, flags=re.M)) == set("abce")
-    assert copies.CALLED.findall('"$PYTHON" "$here/cluster/ports.py" 3') == ["ports"]
-
-
-def test_lines_are_counted() -> None:
-    done = run(sys.executable, "tools/copies.py", "--lines")
-    rows = {x.split()[0]: x.split()[1:] for x in done.stdout.splitlines()[1:]}
-    assert (done.returncode, list(rows)) == (0, EXAMPLES)
-    for folder, row in rows.items():
-        of_folder = REPO / folder
-        modules = list((of_folder / "cluster").glob("*.py"))
-        counts = [
-            sum(path.read_bytes().count(b"\n") for path in paths)
-            for paths in (
-                [of_folder / registry.script_of(folder)],
-                [*of_folder.glob("problem.py"), *of_folder.glob("datasets.py")],
-                modules,
-            )
-        ]
-        assert row[:5] == [str(n) for n in (*counts, sum(counts), len(modules) - 1)]
-
-
-BANNER = "# --- Imports " + "-" * 65 + "\n"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "finding"),
-    [
-        (BANNER, BANNER[:-2] + "\n", "not a banner with dashes to column 79"),
-        (
-            "\n" + BANNER,
-            "\nimport os\n" + BANNER,
-            "only the docstring may stand before",
-        ),
-        ("\nimport problem\n", "\nimport yaml\nimport problem\n", "imports yaml"),
-        ("\nimport problem\n", "\nimport cluster\n", "imports cluster, which"),
-        ("\nimport problem\n", "\nfrom cluster import *\n", "imports cluster.*,"),
-        ("\nimport problem\n", "\nfrom . import problem\n", "imports ., which"),
-        ("\nimport problem\n", "\nimport problem  # noqa\n", "contains noqa"),
-        ("\nimport problem\n", "\nimport problem\n" + "\n" * 90, "not 90 to 190"),
-        ("\ndef main():", "\nx = time.sleep(1)\n\ndef main():", "contains time.sleep("),
-        ("HogWild: several", "HogWild: some", "its first line is not the registry's"),
-        ("\ndef main():", "\ndef main(:", "hogwild.py:"),
-        (
-            "\ndef main():",
-            "\ndef graph(x):\n    return x\n\n\ndef main():",
-            "graph twice",
-        ),
-    ],
-)
-def test_a_bad_script_is_found(
-    old: str, new: str, finding: str, tree: Path, before: list[str]
-) -> None:
-    edit(tree / "HogWild" / "hogwild.py", old, new)
-    assert finding in "\n".join(added(tree, before))
-
-
-def test_only_a_whole_program_has_modules_beside_its_script(tree: Path) -> None:
-    for folder, known in (("HogWild", False), ("Distributed-MNIST", True)):
-        before = copies.check(tree)[0]
-        (tree / folder / "beside.py").write_text('"""A module of its own."""\n')
-        line = "import cluster.task\n"
-        script = tree / folder / registry.script_of(folder)
-        for name, wrong in (("beside", not known), ("nowhere", True)):
-            edit(script, BANNER, f"{BANNER}\nimport {name}\n{line}")
-            found = f"imports {name}, which it may not" in "\n".join(
-                added(tree, before)
-            )
-            assert found == wrong, (folder, name)
-            edit(script, f"\nimport {name}\n{line}", "")
-
-
-@pytest.mark.parametrize(
-    ("folder", "least"), [("HogWild", 90), ("Non-Distributed-Setup", 0)]
-)
-def test_length_follows_from_the_family(folder: str, least: int, tree: Path) -> None:
-    path = tree / folder / registry.script_of(folder)
-    text = path.read_text().partition("# --- Graph")[0]
-    for count in (60, 300):
-        before = copies.check(tree)[0]
-        path.write_text(text + "\n" * (count - text.count("\n")))
-        finding = f"{count} lines, not {least} to 190"
-        outside = not least <= count <= 190
-        assert (finding in "\n".join(added(tree, before))) == outside
-
-
-@pytest.mark.parametrize(
-    ("name", "line", "finding"),
-    [
-        ("problem.py", "from cluster import stats", "imports cluster.stats, which"),
-        ("problem.py", "from cluster.task import fail", "imports cluster.task, "),
-        ("problem.py", "import sklearn", "imports sklearn, which it may not"),
-        ("datasets.py", "import problem", "imports problem, which it may not"),
-        ("problem.py", "time.sleep(1)", "contains time.sleep("),
-        ("cluster/ports.py", "import problem", "imports problem, which it may not"),
-        ("cluster/ports.py", "from cluster import *", "imports cluster.*, which"),
-        ("cluster/ports.py", "import psutil", "imports psutil, which it may not"),
-        ("cluster/ports.py", "x = 'pkill'", "contains pkill"),
-    ],
-)
-def test_a_bad_module_is_found(
-    name: str, line: str, finding: str, tree: Path, before: list[str]
-) -> None:
-    path = tree / "HogWild" / name
-    path.write_text(f"{path.read_text()}{line}\n")
-    found = "\n".join(added(tree, before))
-    assert f"HogWild/{name}" in found and finding in found
-
-
-def test_functions_of_one_name_have_one_body() -> None:
-    def script(title: str, body: str) -> str:
-        return section(title, f"def {body}\n    return 1")
-
-    shared, changed = script("Fill", "f(x):"), script("Other", "f(y):")
-    own, main = script("Graph [algorithm]", "f(y):"), script("Other", "main(y):")
-    check = copies.check_functions
-    assert check({"A/a.py": shared, "B/b.py": changed}) == [
-        "B/b.py:3: f is not the one of A/a.py"
-    ]
-    assert check({"A/a.py": shared, "B/b.py": script("Other", "f(x):")}) == []
-    assert check({"A/a.py": shared, "B/b.py": own}) == []
-    assert check({"A/a.py": script("Fill", "main(x):"), "B/b.py": main}) == []
-
-
-def test_functions_are_checked_in_the_tree(tree: Path, before: list[str]) -> None:
-    for folder, argument in (("HogWild", "x"), ("Non-Distributed-Setup", "y")):
-        path = tree / folder / registry.script_of(folder)
-        helper = f"def helper({argument}):\n    return 1"
-        path.write_text(path.read_text() + "\n\n" + section("Helper", helper))
-    (finding,) = [x for x in added(tree, before) if "helper is not the one" in x]
-    assert finding.startswith("HogWild/hogwild.py:")
-
-
-def test_ideas_are_capped(tree: Path, before: list[str]) -> None:
-    path = tree / "HogWild" / "hogwild.py"
-    for title in ("Imports", "Worker and ps"):
-        banner = f"# --- {title} "
-        own = f"{banner}[algorithm] "
-        edit(path, banner.ljust(79, "-"), own.ljust(79, "-"))
-    assert "4 sections say [algorithm], at most 3" in "\n".join(added(tree, before))
-
-
-@pytest.mark.parametrize(
-    ("header", "finding"),
-    [
-        ("SCRIPT=other.py\n", "does not say SCRIPT=hogwild.py"),
-        ("SCRIPT=${SCRIPT:-other.py}\n", "does not say SCRIPT=hogwild.py"),
-        ("SCRIPT=hogwild.py\nTIMEOUT=9\n", "not allowed in the header: TIMEOUT=9"),
-        ("SCRIPT=hogwild.py\npkill python\n", "contains pkill"),
-        (
-            "SCRIPT=hogwild.py\nSCRIPT=x; ls\n",
-            "not allowed in the header: SCRIPT=x; ls",
-        ),
-    ],
-)
-def test_a_bad_header_is_found(
-    header: str, finding: str, tree: Path, before: list[str]
-) -> None:
-    usual = "SCRIPT=${SCRIPT:-hogwild.py}\n"
-    edit(tree / "HogWild" / "run.sh", usual, header)
-    assert finding in "\n".join(added(tree, before))
-
-
-def test_a_header_may_name_a_launcher_of_its_own(tree: Path, before: list[str]) -> None:
-    named = "LAUNCH=launcher.py # kills tasks\n"
-    edit(tree / "HogWild" / "run.sh", copies.MARKER, named + copies.MARKER)
-    assert added(tree, before) == []
-    function = "look() { # ten times a second\n  date\n}\n"
-    edit(tree / "HogWild" / "run.sh", copies.MARKER, function + copies.MARKER)
-    assert "not allowed in the header: look() {" in "\n".join(added(tree, before))
-
-
-# A small tree with pages, for what is generated and written.
-TOYS = [
-    registry.of(folder)._replace(sentence="a toy.")
-    for folder in ("Non-Distributed-Setup", "Distributed-Setup", "HogWild")
-]
+def banner(title: str) -> str:
+    return f"# --- {title} ".ljust(79, "-") + "\n"
 
 
 def section(title: str, body: str) -> str:
-    return f"# --- {title} ".ljust(79, "-") + f"\n\n{body}\n\n"
+    return f"\n{banner(title)}\n{body}\n"
 
 
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a committed tree of three toy examples, in sync."""
-    families = {toy.family: registry.FAMILIES[toy.family] for toy in TOYS}
-    monkeypatch.setattr(registry, "FAMILIES", families)
-    root = tmp_path / "small"
-    families = {toy.family: registry.FAMILIES[toy.family] for toy in TOYS}
-    monkeypatch.setattr(registry, "FAMILIES", families)
-    for toy in TOYS:
-        folder, name = toy.folder, registry.script_of(toy.folder)
-        (root / folder / "cluster").mkdir(parents=True)
-        shared = section("Imports", "from cluster import high")
-        shared += section("Fill", "x = 1\n" * 90)
-        text = f'"""{folder}: a toy."""\n\n' + shared
-        text += section("Graph [algorithm]", f"rule = {folder!r}")
-        (root / folder / name).write_text(text.rstrip("\n") + "\n")
-        for file in ("problem.py", copies.DATASETS):
-            (root / folder / file).write_text("import numpy\n")
-        for module, body in (
-            ("__init__", '"""Rooms."""\n'),
-            ("high", "from cluster import low\n"),
-            ("low", "import sys\n"),
-        ):
-            (root / folder / "cluster" / f"{module}.py").write_text(body)
-        head = f"#!/usr/bin/env bash\nSCRIPT={name}\n"
-        (root / folder / "run.sh").write_text(head + copies.MARKER + "exit\n")
-        page = f"# {folder}\n"
-        if toy.parent:
-            page += f"\n## What changes from {toy.parent}\n\n"
-            page += "<!-- diff:begin -->\n<!-- diff:end -->\n\n## Reference\n"
-        (root / folder / "README.md").write_text(page)
+@pytest.fixture(scope="session")
+def in_sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a committed tree of four toy examples, one of them without a family."""
+    root = tmp_path_factory.mktemp("toys")
+    (root / "tools").mkdir()
     (root / "docs").mkdir()
-    for name, page in INDEXES.items():
-        text = f"<!-- {name}:begin -->\n<!-- {name}:end -->\n"
-        (root / page).write_text(text)
-    assert copies.write(root, False, TOYS) == []
-    assert copies.check(root, TOYS)[0] == []
+    for name in ("copies.py", "pages.py", "sections.py"):
+        shutil.copy(REPO / "tools" / name, root / "tools")
+    text = (REPO / "tools" / "registry.py").read_text() + REGISTRY
+    (root / "tools" / "registry.py").write_text(text)
+    texts = {
+        "problem.py": "import datasets\n",
+        "datasets.py": "import numpy\n",
+        "cluster/__init__.py": '"""Rooms."""\n',
+        "cluster/high.py": "from cluster import low\n",
+        "cluster/low.py": "import sys\n",
+    }
+    for folder in TOYS:
+        parent = registry.of(folder).parent
+        script = f'"""{folder}: a toy."""\n'
+        script += section("Imports", "import problem\nfrom cluster import high")
+        script += section("Graph [algorithm]", f"rule = {folder!r}")
+        script += section("Worker", "def work():\n    return 1\n")
+        texts[registry.script_of(folder)] = script
+        texts["run.sh"] = f"SCRIPT={folder}\n{banner('below')}exit\n"
+        texts["README.md"] = f"# {folder}\n" + (
+            f"\n## What changes from {parent}\n\nWords.\n\n<!-- diff:begin -->\n"
+            "<!-- diff:end -->\n\n## Reference\n"
+        ) * bool(parent)
+        for name, text in texts.items():
+            (root / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / folder / name).write_text(text)
+        del texts[registry.script_of(folder)]
+    (root / "Horovod" / "run.sh").write_text("exit  # as it likes\n")
+    (root / ".gitattributes").write_text("* text=auto\n# Generated.\n")
+    for name, page in zip(("index", "details", "engines"), PAGES, strict=False):
+        (root / page).write_text(f"<!-- {name}:begin -->\n<!-- {name}:end -->\n")
+    assert tool(root, "--write") == tool(root) == ""
     git = ["git", "-C", root, "-c", "user.name=a", "-c", "user.email=a@example.org"]
     run("git", "init", "-q", root)
     run(*git, "add", ".")
-    assert run(*git, "commit", "-qm", "toy").returncode == 0
+    assert run(*git, "commit", "-qm", "toys").returncode == 0
     return root
 
 
-def test_the_diff_is_generated(small: Path) -> None:
-    page = (small / "HogWild" / "README.md").read_text()
-    assert (
-        "+1 −1 lines, generated from the two scripts.\n\n```diff\n@@ Graph @@\n"
-        "-rule = 'Distributed-Setup'\n+rule = 'HogWild'\n```\n<!-- diff:end -->" in page
-    )
-    index = (small / "README.md").read_text()
-    first, row = index.partition("<!-- index:end -->")[0].splitlines()[-3:-1]
-    assert row == "| **Nobody waits** | [HogWild](HogWild/): a toy. |"
-    assert first.startswith("| **Start here** | ") and first.count(": a toy.<br>[") == 1
-    table = (small / "docs" / "which-example.md").read_text()
-    row = table.partition("<!-- details:end -->")[0].splitlines()[-2]
-    paper = "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)"
-    link, changed = "[HogWild](../HogWild/)", "+1 −1 from Distributed-Setup"
-    assert row == f"| {link} | async | gradient | {changed} | {paper} |"
+@pytest.fixture
+def toys(in_sync: Path, tmp_path: Path) -> Path:
+    """Returns such a tree that a test may change."""
+    return shutil.copytree(in_sync, tmp_path / "toys", symlinks=True)
 
 
+WORKER, PAGE = banner("Worker"), "HogWild/README.md"
+BLOCK = "<!-- index:begin -->\n<!-- index:end -->\n"
+TWICE = "\nEXAMPLES += EXAMPLES[:1]\nFAMILIES = {n"
+
+
+# fmt: off
 @pytest.mark.parametrize(
-    ("page", "old", "new", "finding"),
+    ("path", "old", "new", "finding"),
     [
-        ("HogWild/README.md", "+rule", "+role", "HogWild/README.md: what is generated"),
-        ("HogWild/README.md", "diff:begin", "diff", "HogWild/README.md: wanted once"),
-        ("HogWild/README.md", "from Dist", "from dist", "HogWild/README.md: wanted"),
-        ("README.md", "| [HogWild](HogWild/)", "| HogWild", "README.md: what is gener"),
-        ("README.md", "a toy.<br>", "a toy<br>", "README.md: what is generated"),
-        ("README.md", "index:end", "index", "README.md: wanted once, on lines of"),
-        ("README.md", "", "<!-- index:begin -->\n<!-- index:end -->\n", "wanted once"),
-        (INDEXES["details"], "| +1 −1 ", "| +1 −2 ", "which-example.md: what is gen"),
-        (INDEXES["details"], "details:begin", "details", "which-example.md: wanted"),
-        (INDEXES["engines"], "[Spark](", "[spark](", "clusters.md: what is generated"),
-        (INDEXES["engines"], "<!-- engines:end -->", "", "clusters.md: wanted once"),
+        # A registry that does not fit the folders.
+        ("tools/registry.py", "\nFAMILIES = {n", TWICE, "twice in the registry"),
+        ("tools/registry.py", '("single", ', '("ps", ', "there is no family single"),
+        ("tools/registry.py", "'HogWild', ", "", "HogWild/: not in the registry"),
+        ("tools/registry.py", '"a toy."', '"toy."', "its first line is not the regi"),
+        # A script that is more than its idea.
+        (HOGWILD, "return 1", "return 2", f"{HOGWILD}:15: Worker differs from that of"),
+        (HOGWILD, WORKER, banner("Others"), "sections are ['Imports', 'Graph', 'Othe"),
+        (HOGWILD, WORKER, "", "its sections are ['Imports', 'Graph'], wanted ['Im"),
+        (HOGWILD, "\n# ---", "\nimport os\n# ---", "only the docstring may stand"),
+        (HOGWILD, "rule", "rule =", f"{HOGWILD}:10: invalid syntax"),
+        # What cannot be copied with the folder.
+        (HOGWILD, "rule", "import yaml\nrule", "imports yaml, which it may not"),
+        (HOGWILD, "rule", "import cluster\nrule", "imports cluster, which it may"),
+        (HOGWILD, "rule", "from cluster import *\nrule", "imports cluster.*, which"),
+        (HOGWILD, "rule", "from . import problem\nrule", "imports ..problem, which"),
+        (HOGWILD, "rule", "import cluster.no\nrule", "HogWild/cluster/no.py: missing"),
+        ("HogWild/cluster/low.py", "sys", "problem", "low.py:1: imports problem, "),
+        ("HogWild/problem.py", "datasets", "hogwild", "problem.py:1: imports hogwild"),
+        ("HogWild/run.sh", "SCRIPT=", "ls\nSCRIPT=", "run.sh: not allowed in the"),
+        ("HogWild/run.sh", "exit", "exit 1", "HogWild/run.sh:3: below differs from"),
+        # In a folder without a family, too, but for its script and launcher.
+        ("Horovod/horovod.py", "rule", "import no\nrule", "imports no, which it may"),
+        ("Horovod/problem.py", "", "x", "Horovod/problem.py:1: the file differs from"),
+        ("Horovod/cluster/low.py", "", "x", "low.py:1: the file differs from that of"),
+        # A page that is not up to date, or has no place for what is generated.
+        (PAGE, "+rule", "+role", f"{PAGE}: what is generated in it is not up to date"),
+        (PAGE, "diff:begin", "diff", f"{PAGE}: wanted once, under `## What changes f"),
+        (PAGE, "diff:end", "diff", f"{PAGE}: wanted once, under `## What changes from"),
+        (PAGE, "from Dist", "from dist", f"{PAGE}: wanted once, under `## What chan"),
+        ("README.md", "| [HogWild](HogWild/)", "| HogWild", "README.md: what is gene"),
+        ("README.md", "", BLOCK, "README.md: wanted once, on lines of their own: <!--"),
+        ("docs/which-example.md", "| +1 −1 ", "| +1 −2 ", "example.md: what is gene"),
+        ("docs/clusters.md", "[Spark](", "[spark](", "clusters.md: what is generated"),
+        (".gitattributes", "-linguist", "linguist", ".gitattributes: does not list"),
     ],
 )
-def test_a_stale_page_is_found(
-    page: str, old: str, new: str, finding: str, small: Path
+# fmt: on
+def test_what_is_not_in_sync_is_found(
+    path: str, old: str, new: str, finding: str, toys: Path
 ) -> None:
-    edit(small / page, old, new)
-    assert finding in "\n".join(copies.check(small, TOYS)[0])
+    edit(toys / path, old, new)
+    assert finding in tool(toys)
 
 
-def test_write_spreads_a_change_of_the_reference(small: Path) -> None:
-    edit(small / copies.REFERENCE / "distributed_setup.py", "x = 1\n", "x = 2\n")
-    edit(small / copies.REFERENCE / "run.sh", "exit\n", "exit 0\n")
-    edit(small / copies.REFERENCE / "cluster" / "low.py", "sys", "os")
-    (small / "HogWild" / "problem.py").unlink()
-    (small / "HogWild" / "cluster" / "high.py").unlink()
-    found = "\n".join(copies.check(small, TOYS)[0])
-    for name in ("hogwild.py", "run.sh", "cluster/low.py"):
-        assert f"HogWild/{name}:" in found
-    assert "HogWild/problem.py: missing" in found
-    assert "HogWild/cluster/high.py: missing" in found
-    assert "here:  x = 1\n    there: x = 2" in found
-    assert copies.write(small, False, TOYS) == []
-    assert copies.check(small, TOYS)[0] == []
-    script = (small / "HogWild" / "hogwild.py").read_text()
-    assert "x = 2" in script and "rule = 'HogWild'" in script
-    # Another family has its own sections, and the same files beside its script.
-    single = small / "Non-Distributed-Setup"
-    assert "x = 2" not in (single / "non_distributed_setup.py").read_text()
-    assert (single / "cluster" / "low.py").read_text() == "import os\n"
+def test_a_whole_program_may_have_files_beside_its_script(toys: Path) -> None:
+    """And packages that it declares; each imports what a folder then has to have."""
+    (toys / "Horovod" / "beside.py").write_text(
+        "import yaml\nfrom cluster.low import x\n"
+    )
+    edit(toys / "Horovod" / "horovod.py", "rule", "import beside\nrule")
+    edit(toys / "Horovod" / "horovod.py", "import high", "import low")
+    (toys / "Horovod" / "requirements.txt").write_text("\n# One.\nyaml==1\n")
+    assert tool(toys).splitlines()[:-2] == [
+        "copies: Horovod/cluster/high.py: nothing in Horovod needs it"
+    ]
+
+
+def test_a_run_sh_brings_what_it_calls(toys: Path) -> None:
+    (toys / "Horovod" / "run.sh").write_text('python "$here/cluster/new.py" 3\n')
+    (toys / "Distributed-Setup" / "cluster" / "new.py").write_text("import os\n")
+    assert "Horovod/cluster/new.py: missing" in tool(toys)
+    assert tool(toys, "--write") == ""
+    assert [p.parts[-3] for p in toys.glob("*/cluster/new.py")] == ["Horovod"]
+    edit(toys / "Horovod" / "run.sh", "python", f"{banner('below')}python")
+    assert "Horovod/run.sh:2: below differs" in tool(toys)  # it says that it is a copy
+
+
+def test_only_three_sections_are_a_schemes_own(toys: Path) -> None:
+    more = "".join(section(title, "") for title in ("One", "Two"))
+    for toy in toys.glob("*/*.py"):
+        if banner("Worker") in toy.read_text():
+            edit(toy, "\n" + banner("Worker"), more + "\n" + banner("Worker"))
+    titles = ("Imports", "Worker", "One", "Two")
+    for number, title in enumerate(titles, 2):
+        edit(toys / HOGWILD, banner(title), banner(f"{title} [algorithm]"))
+        found = f"{HOGWILD}: {number} sections say [algorithm], at most 3 may"
+        assert (found in tool(toys)) == (number > 3)
+
+
+def test_functions_of_one_name_have_one_body(toys: Path) -> None:
+    single = toys / "Non-Distributed-Setup" / "non_distributed_setup.py"
+    edit(single, "return 1", "return 2")
+    found = f"{HOGWILD}:14: work is not the one of Non-Distributed-Setup/"
+    assert found in tool(toys)
+    edit(single, "def work", "def main")
+    assert "work is not the one" not in tool(toys)
+    edit(single, "rule", "def work(x):\n    return x\n\n\nrule")
+    assert "work is not the one" not in tool(toys)
+
+
+def test_what_is_generated(toys: Path) -> None:
+    page = (toys / "HogWild" / "README.md").read_text()
+    assert (
+        "Words.\n\n<!-- diff:begin -->\n+1 −1 lines, generated from the two scripts.\n"
+        "\n```diff\n@@ Graph @@\n-rule = 'Distributed-Setup'\n+rule = 'HogWild'\n```\n"
+        "<!-- diff:end -->\n\n## Reference\n" in page
+    )
+    table = (toys / "README.md").read_text()
+    assert "\n| **Nobody waits** | [HogWild](HogWild/): a toy. |\n" in table
+    table = (toys / "docs" / "which-example.md").read_text()
+    paper = "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)"
+    link, changed = "[HogWild](../HogWild/)", "+1 −1 from Distributed-Setup"
+    assert f"\n| {link} | async | gradient | {changed} | {paper} |\n" in table
+    assert "Engines/Kubernetes/" in (toys / "docs" / "clusters.md").read_text()
+
+
+def test_write_spreads_a_change_of_the_reference(toys: Path) -> None:
+    """In one go: a module that a shared section now needs comes with it."""
+    reference, others = toys / copies.REFERENCE, toys / "HogWild"
+    edit(reference / "distributed_setup.py", "import high", "import high, new")
+    edit(reference / "run.sh", "exit\n", "exit 0\n")
+    (reference / "cluster" / "new.py").write_text("import os\n")
+    (others / "cluster" / "high.py").unlink()
+    assert (
+        "\n    here:  from cluster import high\n    there: from cluster import high, n"
+        in tool(toys)
+    )
+    assert tool(toys, "--write") == ""
+    assert "rule = 'HogWild'" in (others / "hogwild.py").read_text()
+    assert (others / "run.sh").read_text().endswith("exit 0\n")
+    assert {p.parts[-3] for p in toys.glob("*/cluster/new.py")} == {*TOYS[1:3]}
+    assert {p.parts[-3] for p in toys.glob("*/cluster/high.py")} == {*TOYS}
+    assert "*/cluster/*.py linguist-gen" in (toys / ".gitattributes").read_text()
 
 
 @pytest.mark.parametrize(
-    "name", ["hogwild.py", "problem.py", "datasets.py", "cluster/low.py"]
+    "name", ["hogwild.py", "problem.py", "run.sh", "cluster/low.py", "cluster/more.py"]
 )
-def test_write_does_not_lose_what_is_newer(name: str, small: Path) -> None:
-    path = small / "HogWild" / name
-    old = "x = 1" if name == "hogwild.py" else "import"
-    edit(path, old, f"x = 3\n{old}")
-    (found,) = copies.write(small, False, TOYS)
-    assert found.startswith(f"HogWild/{name}:") and " is newer than " in found
+def test_write_does_not_lose_what_somebody_wrote(name: str, toys: Path) -> None:
+    path = toys / "HogWild" / name
+    path.write_text(read(path) + "x = 3\n")
+    found = tool(toys, "--write")
+    assert f"copies: HogWild/{name}: edited, and " in found
     assert "x = 3" in path.read_text()
-    assert copies.write(small, True, TOYS) == []
-    assert "x = 3" not in path.read_text()
-    assert copies.check(small, TOYS)[0] == []
+    assert tool(toys, "--write", "--force") == ""
+    assert "x = 3" not in read(path)
 
 
-def test_write_gives_and_takes_modules(small: Path) -> None:
-    """A folder that is the only one to need a module has its original."""
-    script = small / "HogWild" / "hogwild.py"
-    edit(script, "rule =", "from cluster import new\nrule =")
-    (small / copies.REFERENCE / "cluster" / "new.py").write_text("import os\n")
-    assert copies.write(small, False, TOYS) == []
-    new = [path.parts[-3] for path in small.glob("*/cluster/new.py")]
-    assert new == ["HogWild"]
-    assert copies.check(small, TOYS)[0] == []
-    edit(script, "from cluster import new\n", "")
-    (found,) = copies.write(small, False, TOYS)  # the text is nowhere else
-    assert found.startswith("HogWild/cluster/new.py: ") and "not removed" in found
-    assert copies.write(small, True, TOYS) == []
-    assert not list(small.glob("*/cluster/new.py"))
-    # As committed it can be had again.
-    for toy in TOYS:
-        script = small / toy.folder / registry.script_of(toy.folder)
-        script.write_text(script.read_text().replace("import high", "import low"))
-    assert copies.write(small, False, TOYS) == []
-    assert not list(small.glob("*/cluster/high.py"))
-    assert len(list(small.glob("*/cluster/low.py"))) == len(TOYS)
+def test_write_leaves_what_it_cannot_repair(toys: Path) -> None:
+    """A lost section, a mistake in a script, an original that is not there."""
+    edit(toys / HOGWILD, banner("Graph [algorithm]"), "")
+    edit(toys / "Horovod" / "horovod.py", "rule =", "rule = =")
+    (toys / copies.REFERENCE / "problem.py").unlink()
+    paths = [toys / HOGWILD, *toys.glob("Horovod/**/*.py"), *toys.glob("*/problem.py")]
+    before = [read(path) for path in paths]
+    found = tool(toys, "--write", "--force")
+    assert f"{HOGWILD}: its sections are " in found
+    assert "Horovod/horovod.py:10: " in found and "Setup/problem.py: missing" in found
+    assert [read(path) for path in paths] == before
 
 
-def test_write_takes_nothing_from_a_script_with_a_mistake(small: Path) -> None:
-    edit(small / "HogWild" / "hogwild.py", "rule =", "rule = =")
-    copies.write(small, True, TOYS)
-    assert (small / "HogWild" / "cluster" / "high.py").exists()
-    assert "HogWild/hogwild.py:" in "\n".join(copies.check(small, TOYS)[0])
+def test_write_takes_what_is_not_needed(toys: Path) -> None:
+    """As committed it can be had again; what is nowhere else stays."""
+    for toy in toys.glob("*/*.py"):
+        toy.write_text(toy.read_text().replace("import high", "import low"))
+    (toys / "HogWild" / "cluster" / "notes.txt").write_text("mine\n")
+    found = tool(toys, "--write")
+    assert not list(toys.glob("*/cluster/high.py"))
+    assert len(list(toys.glob("*/cluster/low.py"))) == len(TOYS)
+    assert "cluster/notes.txt: edited, and no other file is" in found
+
+
+def test_lines_are_counted() -> None:
+    done = run(sys.executable, "tools/pages.py", "--lines")
+    rows = {x.split()[0]: x.split()[1:] for x in done.stdout.splitlines()[1:]}
+    assert (done.returncode, list(rows)) == (0, EXAMPLES)
+    folder = REPO / "HogWild"
+    paths = [folder / "hogwild.py"], [folder / "problem.py", folder / "datasets.py"]
+    for size, part in zip(rows["HogWild"], paths, strict=False):
+        assert int(size) == sum(len(p.read_text().splitlines()) for p in part)
+    assert all(sum(map(int, row[:3])) == int(row[3]) for row in rows.values())
 
 
 # --- The modules of cluster/ --------------------------------------------------
 
-MODULES = {
-    module: copies.read(REPO / folder / "cluster" / f"{module}.py")
-    for module, folder in PLAN.originals.items()
+# Each module of cluster/, and the folder that has its original.
+ORIGINALS = {
+    Path(there).stem: there.partition("/")[0]
+    for there in SOURCES.values()
+    if "/cluster/" in there and not there.endswith("__init__.py")
 }
-SHORT = 27  # lines of a run.sh
 ROW = re.compile(r"^\| \[?`cluster/(\w+)\.py`", re.M)
 
 
@@ -668,7 +440,7 @@ def to_list(folder: str) -> set[str]:
         return have(folder)
     if family and folder == family.reference:
         return have(folder) - have(copies.REFERENCE)
-    return {module for module in have(folder) if PLAN.originals.get(module) == folder}
+    return {module for module in have(folder) if ORIGINALS.get(module) == folder}
 
 
 def map_of(folder: str) -> list[str]:
@@ -676,17 +448,9 @@ def map_of(folder: str) -> list[str]:
     return ROW.findall((REPO / folder / "README.md").read_text())
 
 
-def unlike(listed: list[str], wanted: set[str]) -> list[str]:
-    """Returns what is wrong with the map on a page."""
-    found = [f"{name}: {listed.count(name)} rows" for name in sorted({*listed})]
-    found = [line for line in found if not line.endswith(": 1 rows")]
-    found += [f"{name}: not there" for name in sorted({*listed} - wanted)]
-    return found + [f"{name}: not listed" for name in sorted(wanted - {*listed})]
-
-
-@pytest.mark.parametrize("folder", COPIED)
+@pytest.mark.parametrize("folder", SHARING | {copies.REFERENCE: None})
 def test_the_map_is_true(folder: str) -> None:
-    assert unlike(map_of(folder), to_list(folder)) == []
+    assert sorted(map_of(folder)) == sorted(to_list(folder))
 
 
 def test_the_map_says_what_to_read_first() -> None:
@@ -695,101 +459,34 @@ def test_the_map_says_what_to_read_first() -> None:
     assert sorted(first) in (["1", "2", "3"], ["1", "2", "3", "4"])
 
 
-def test_a_wrong_map_is_found() -> None:
-    page = "| `cluster/a.py` | x |\n| [`cluster/b.py`](cluster/b.py) | y |\n"
-    assert ROW.findall(page) == ["a", "b"]
-    assert unlike(["a", "b"], {"a", "b"}) == []
-    assert unlike(["a", "b"], {"a", "c"}) == ["b: not there", "c: not listed"]
-    assert unlike(["a", "a"], {"a"}) == ["a: 2 rows"]
-    assert all(
-        to_list(folder)
-        for folder in (copies.REFERENCE, *PLAN.originals.values())
-        if folder in COPIED
-    )
-
-
 # The modules as the pages list them, a caller before what it calls: a later folder's
 # stand on those of the folders before it, and all on those of Distributed-Setup.
-LATER = [folder for folder in reversed(COPIED) if folder != copies.REFERENCE]
+LATER = [folder for folder in reversed(SHARING) if folder != copies.REFERENCE]
 ORDER = [
     module
     for folder in (*LATER, copies.REFERENCE)
     for module in map_of(folder)
-    if PLAN.originals.get(module) == folder
+    if ORIGINALS.get(module) == folder
 ]
 
 
-def house(modules: dict[str, str], order: list[str]) -> list[str]:
-    """Returns what is wrong with the modules of `cluster/`, given by name.
-
-    `order` has their names, a caller before what it calls.
-    """
-    found = []
-    for name, text in sorted(modules.items()):
-        first, _, rest = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
-        if not re.fullmatch(r"\S+( \S+){3,}[.?]", first) or (rest and rest[0] != "\n"):
-            found.append(
-                f"{name}: its first line is not a sentence that says what it is"
-            )
-        below = order[order.index(name) + 1 :] if name in order else []
-        for module in sorted(copies.modules_of(text) - set(below)):
-            found.append(f"{name}: imports {module}, which is not below it")
-    return found
-
-
-def test_house() -> None:
-    assert sorted(ORDER) == sorted(set(MODULES) - {"__init__"})
-    assert house(MODULES, ORDER) == []
+def test_imports_of_modules_run_one_way() -> None:
+    assert sorted(ORDER) == sorted(ORIGINALS)
+    for module, folder in ORIGINALS.items():
+        name = f"cluster/{module}.py"
+        called = copies.uses(name, read(REPO / folder / name))
+        called = {Path(path).stem for path in called} - {"__init__"}
+        assert called <= {*ORDER[ORDER.index(module) + 1 :]}, name
 
 
 def test_the_package_says_where_its_map_is() -> None:
-    text = ast.get_docstring(ast.parse(MODULES["__init__"]))
-    assert "README.md of Distributed-Setup" in text and len(text.splitlines()) <= 3
-
-
-TOY_HOUSE = {
-    "__init__": '"""What the toy is made of."""\n',
-    "high": '"""It calls the other one."""\nfrom cluster import low\n',
-    "low": '"""It is called by the other.\n\nNo more."""\nimport sys\n',
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "finding"),
-    [
-        ("low", TOY_HOUSE["low"] + "from cluster import high\n", "low: imports high"),
-        ("low", TOY_HOUSE["low"] + "import cluster.low\n", "low: imports low"),
-        ("low", TOY_HOUSE["low"] + "from cluster.no import x\n", "low: imports no"),
-        ("low", "import sys\n", "low: its first line is not a sentence"),
-        ("low", '"""The low."""\n', "low: its first line is not a sentence"),
-        ("low", '"""It is called by\nthe other."""\n', "low: its first line is not"),
-        ("more", '"""A module that is not listed."""\nimport cluster.low\n', "low, wh"),
-    ],
-)
-def test_house_can_fail(name: str, text: str, finding: str) -> None:
-    order = ["high", "low"]
-    assert house(TOY_HOUSE, order) == []
-    assert finding in "\n".join(house({**TOY_HOUSE, name: text}, order))
-
-
-@pytest.mark.parametrize("folder", EXAMPLES)
-def test_run_sh_is_short(folder: str) -> None:
-    lines = (REPO / folder / "run.sh").read_text().splitlines()
-    assert 10 < len(lines) <= SHORT
+    text = read(REPO / copies.REFERENCE / "cluster" / "__init__.py")
+    assert "README.md of Distributed-Setup" in text
 
 
 # --- What a hosting site shows ------------------------------------------------
 
 MARKS = ("linguist-generated", "linguist-vendored")
-# Every file that is a copy as a whole.
-WHOLE = {
-    f"{folder}/{name}"
-    for folder, names in COPIED.items()
-    for name in names
-    if not any(
-        part.own for part in copies.split(name, copies.read(REPO / folder / name))
-    )
-}
 
 
 def marked(root: Path, names: list[str]) -> dict[str, set[str]]:
@@ -816,14 +513,3 @@ def test_copies_are_marked_for_a_hosting_site() -> None:
     assert {"HogWild/problem.py", "HogWild/datasets.py"} <= WHOLE
     assert "HogWild/run.sh" not in WHOLE
     assert marked(REPO, everything()) == dict.fromkeys(MARKS, WHOLE)
-
-
-def test_a_wrong_mark_is_found(tmp_path: Path) -> None:
-    run("git", "init", "-q", tmp_path)
-    lines = (REPO / ".gitattributes").read_text().splitlines(keepends=True)
-    rules = [n for n, line in enumerate(lines) if "linguist" in line]
-    assert len(rules) > 10
-    for number in rules:
-        less = lines[:number] + lines[number + 1 :]
-        (tmp_path / ".gitattributes").write_text("".join(less))
-        assert marked(tmp_path, everything()) != dict.fromkeys(MARKS, WHOLE)

@@ -102,7 +102,7 @@ def test_adapters_are_short_and_agree():
         imported = {name.partition(".")[0] for _, name in copies.imports(text)}
         assert imported <= sys.stdlib_module_names | {"pyspark", "ray", "tasks"}, path
         assert ast.get_docstring(ast.parse(text)), path
-    assert copies.check_functions(texts) == []
+    assert list(copies.check_functions(texts)) == []
 
 
 @pytest.mark.parametrize("engine", [name for name in NAMES if name not in PACKAGED])

@@ -14,7 +14,6 @@ import registry
 from tree import REPO, files, run, short
 
 EXAMPLES = registry.folders()
-PLAN = copies.plan(REPO, registry.EXAMPLES)
 PAGES = files(".md")
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:home|root|Users|work|opt|mnt|srv)/\w")
 pytestmark = pytest.mark.quick
@@ -245,7 +244,7 @@ def test_every_flag_is_explained(folder: str) -> None:
     flags = set(re.findall(r"^  (?:-\w, )?(--\w+)", done.stdout, re.M)) - {"--help"}
     assert {"--steps", "--learning_rate"} <= flags
     pages = (REPO / folder / "README.md", REPO / "docs" / "flags.md")
-    text = "".join(copies.read(page) for page in pages)
+    text = "".join(page.read_text() for page in pages)
     assert {flag for flag in flags if not re.search(rf"{flag}\b", text)} == set()
 
 
@@ -436,15 +435,9 @@ PRINTED = unique(
         *templates_of_bash((REPO / copies.REFERENCE / "run.sh").read_text()),
         *(
             x
-            for name in ("problem.py", copies.DATASETS)
-            for x in templates_of_python((REPO / copies.REFERENCE / name).read_text())
-        ),
-        *(
-            x
-            for module, folder in PLAN.originals.items()
-            for x in templates_of_python(
-                (REPO / folder / "cluster" / f"{module}.py").read_text()
-            )
+            for path in sorted({*copies.sources(REPO).values()})
+            if copies.SHARED.search(path)
+            for x in templates_of_python((REPO / path).read_text())
         ),
         *(x for f in WHOLE for x in templates_of_bash((f / "run.sh").read_text())),
         *(x for f in SCRIPTS for x in templates_of_python(f.read_text())),

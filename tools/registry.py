@@ -16,21 +16,19 @@ import signal
 import sys
 
 # A family is the scripts that share their sections. `reference` is the folder whose
-# sections the others repeat, `least` how many lines a script must have: the start, loop
-# and end of a cluster are in every script of `ps`, one process has none of that.
-# `problem` is the folder whose problem.py the others repeat. `whole` says that it is
-# programs: with modules beside the script, and no parent.
+# sections the others repeat, `problem` the one whose problem.py they do. `whole` says
+# that it is programs, which have no parent.
 Family = collections.namedtuple(
-    "Family", "reference least problem whole", defaults=["Distributed-Setup", False]
+    "Family", "reference problem whole", defaults=["Distributed-Setup", False]
 )
 FAMILIES = {
-    "single": Family("Non-Distributed-Setup", 0),
-    "ps": Family("Distributed-Setup", 90),
-    "peers": Family("Ring-All-Reduce", 90),
-    "gossip": Family("Gossip-SGD", 90),  # peers too, and no barrier
-    "table": Family("Partitioned-Embedding", 90, "Partitioned-Embedding"),  # of rows
-    "client": Family("In-Graph-Replication", 90),  # one client for all workers
-    "program": Family("Distributed-MNIST", 90, whole=True),
+    "single": Family("Non-Distributed-Setup"),
+    "ps": Family("Distributed-Setup"),
+    "peers": Family("Ring-All-Reduce"),
+    "gossip": Family("Gossip-SGD"),  # peers too, and no barrier
+    "table": Family("Partitioned-Embedding", "Partitioned-Embedding"),  # of rows
+    "client": Family("In-Graph-Replication"),  # one client for all workers
+    "program": Family("Distributed-MNIST", whole=True),
 }
 
 # In the order in which a reader meets them.
