@@ -64,10 +64,8 @@ arguments() { # [EXAMPLE] [OPTION ...]: sets EXAMPLE, FOLDER, SCRIPT, OPTIONS, L
       ;;
   esac
   FOLDER=$ROOT/$EXAMPLE
-  [[ ${SCRIPT:-} == *.py && -f $FOLDER/${SCRIPT##*/} ]] || unset SCRIPT # script(1) exports one
-  eval "$(grep '^SCRIPT=' "$FOLDER/run.sh")" # where it has a choice, SCRIPT may be given
-  SCRIPT=$FOLDER/${SCRIPT##*/} # in a network of its own it is a path already
-  [ -f "$SCRIPT" ] || stop 2 "there is no script $SCRIPT"
+  eval "$(grep '^SCRIPT=' "$FOLDER/run.sh")"
+  SCRIPT=$FOLDER/$SCRIPT
   OPTIONS=()
   for argument; do
     if [ "$previous" = --logdir ]; then

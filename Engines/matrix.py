@@ -95,11 +95,12 @@ def defaults(example):
     return {name.lower(): int(count) for name, count in found.items()}
 
 
-def cell(engine, example, steps=200, timeout=300, options=(), **env):
+def cell(engine, example, steps=200, timeout=300, options=(), scheme=None, **env):
     """Runs an example under an engine; returns {"seconds", "wrong", "output"}.
 
     `wrong` is what is not as it should be, "" if nothing; `env` is added to the
-    environment, `options` to those of the script.
+    environment, `options` to those of the script. `scheme` is the name in its result,
+    if that is not the example's.
     """
     command = ["bash", str(ENGINES / engine / "run.sh"), example]
     command += ["--steps", str(steps), *options]
@@ -108,7 +109,6 @@ def cell(engine, example, steps=200, timeout=300, options=(), **env):
         logdir, scratch = Path(place, "run"), Path(place, "tmp")
         scratch.mkdir()
         names = ("NUM_PS", "NUM_WORKERS", "BASE_PORT", "TF_CONFIG", "ALONE", "KILL")
-        names += ("SCRIPT",)
         environment = {k: v for k, v in os.environ.items() if k not in names}
         environment |= {"LOGDIR": str(logdir), "TMPDIR": str(scratch)}
         environment |= {"PYTHON": sys.executable, "TIMEOUT": str(timeout), **env}
@@ -146,9 +146,7 @@ def cell(engine, example, steps=200, timeout=300, options=(), **env):
                 for name, count in defaults(example).items()
             }
             flags = {"steps": steps, "tasks": tasks}
-            # Of a second script of a folder, whose scheme has the script's name.
-            scheme = env.get("SCRIPT", example).removesuffix(".py")
-            found = wrong(logdir / "result.json", scheme, flags)
+            found = wrong(logdir / "result.json", scheme or example, flags)
     return {"seconds": round(seconds, 1), "wrong": found, "output": text}
 
 

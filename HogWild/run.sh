@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # HogWild on this machine: one ps and two workers.
-SCRIPT=${SCRIPT:-hogwild.py}
+SCRIPT=hogwild.py
 NUM_PS=${NUM_PS:-1}
 NUM_WORKERS=${NUM_WORKERS:-2}
 # --- identical in every example below this line ---
@@ -8,11 +8,7 @@ NUM_WORKERS=${NUM_WORKERS:-2}
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# The variables may be another program's: script(1) exports SCRIPT.
-if ! [[ $SCRIPT == *.py && -f $here/$SCRIPT ]]; then
-  echo "run.sh: SCRIPT=$SCRIPT is no script of this folder: it is not used" >&2
-  SCRIPT=$(sed -n 's/^SCRIPT=.*-\(.*\)}$/\1/p' "$here/run.sh") # the default above
-fi
+# LAUNCH may be another program's.
 [ "${LAUNCH:-}" = launcher.py ] || LAUNCH=cluster/launch.py
 if [ -z "${PYTHON:-}" ]; then
   PYTHON=$here/../.venv/bin/python

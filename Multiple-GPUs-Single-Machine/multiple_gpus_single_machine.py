@@ -8,7 +8,7 @@
         w ← w − η g                         (ps, at the w of the moment of the push)
 
 Differs from HogWild: run.sh gives each worker a GPU. A worker without one says so and
-computes on the CPU. towers.py and mirrored.py train the same model in one process.
+computes on the CPU. The folder TensorFlow-2 has the same model in one process.
 Paper: that of HogWild. On placement: Abadi et al., TensorFlow, 2016, arXiv 1603.04467.
 Run: bash run.sh
 """

@@ -44,6 +44,7 @@ CLAIMS = ("local", "outer", "pool", "bytes", "batch", "slow")
 RING, MIRRORED, LOCAL = "Ring-All-Reduce", "MultiWorkerMirrored", "Local-SGD"
 LARGE = "Large-Minibatch"
 SYNC, IN_GRAPH, HOROVOD = "Synchronous-SGD", "In-Graph-Replication", "Horovod"
+STRATEGIES = "TensorFlow-2"  # the folder that MIRRORED is in
 OF_HOROVOD = {  # and what is in its environment
     HOROVOD: {},
     "Horovod, without fusion": {"HOROVOD_FUSION_THRESHOLD": 0},
@@ -122,7 +123,8 @@ def large_model(root):
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
         where = pathlib.Path(parent)
-        for folder in (RING, HOROVOD, SYNC, IN_GRAPH, "Non-Distributed-Setup"):
+        alone = "Non-Distributed-Setup"
+        for folder in (RING, STRATEGIES, HOROVOD, SYNC, IN_GRAPH, alone):
             ignore = shutil.ignore_patterns("logdir", "__py*", ".venv*")
             shutil.copytree(root / folder, where / folder, ignore=ignore)
             problem = where / folder / "problem.py"
@@ -183,9 +185,9 @@ def rate_jobs(args):
         def make():
             flags = ["--batch_size", batch, "--steps", steps_of(part, args.scale)]
             if part == "rate":
-                return mirrored(runs.REPO / RING, flags, args.timeout)
+                return mirrored(runs.REPO / STRATEGIES, flags, args.timeout)
             with large_model(runs.REPO) as (root, common):
-                return mirrored(root / RING, [*common, *flags], args.timeout)
+                return mirrored(root / STRATEGIES, [*common, *flags], args.timeout)
 
         return make
 

@@ -46,7 +46,8 @@ def can_fork(command: list[str], env: dict[str, str]) -> bool:
     if sys.platform != "linux" or changed or env["PYTHON"] != sys.executable:
         return False
     if command[0] == "bash" and os.path.basename(command[1]) == "run.sh":
-        return SAME in pathlib.Path(command[1]).read_text()
+        chosen = command[2:] and command[2].endswith(".py")  # what no HEADER has
+        return not chosen and SAME in pathlib.Path(command[1]).read_text()
     return command[0] == sys.executable and command[1].endswith(".py")
 
 

@@ -53,11 +53,8 @@ PAGES = sorted(
     if not {".venv", "logdir", "node_modules", ".pytest_cache"} & {*path.parts}
 )
 SCRIPTS = [registry.script_of(folder) for folder in registry.folders()]
-SCRIPTS += [
-    "horovod_sgd.py",
-    "multi_worker_mirrored.py",
-    "parameter_server_strategy.py",
-]
+SCRIPTS += ["horovod_sgd.py", "parameter_server_strategy.py"]
+SCRIPTS += ["multi_worker_mirrored.py", "mirrored.py", "towers.py"]
 GROWS = "CONTRIBUTING.md"  # whose commands and diffs make a folder, one after the other
 # What git ignores, and the notebooks, whose outputs a command stores again.
 MAY_CHANGE = re.compile(
@@ -83,7 +80,6 @@ case "${1-} ${2-}" in
 esac
 case ${1##*/} in
   @scripts@) @scheme@ ;;
-  towers.py | mirrored.py) exec @python@ "$@" @device@ ;;
   copies.py | registry.py | setup.py | ports.py | -*) exec @python@ "$@" ;;
   cost_model.py | hard_data.py) exec @python@ "$@" ;;
   curve.py | timeline.py | notebooks.py | test_*.py) @curve@ ;;
@@ -117,7 +113,6 @@ WAYS = {
         curve="exec @python@ -c 'import sys; compile(open(sys.argv[1]).read(), "
         '"", "exec")\' "$1"',
         venv='mkdir -p "${@: -1}/bin" && : >"${@: -1}/bin/activate"; exit',
-        device="--help",
         benchmark="--help",
         other="--help",
     ),
@@ -130,7 +125,6 @@ WAYS = {
         # Its own jupyter, which stands before the one below, opens no browser, either.
         venv='@python@ "$@" || exit\n'
         '  echo \'jupyter() { [ -f "${@: -1}" ]; }\' >>"${@: -1}/bin/activate"; exit',
-        device="--steps @steps@",
         benchmark="--quick",
         other="",
     ),
@@ -512,7 +506,7 @@ def test_a_page_names_only_flags_that_there_are(folder: str) -> None:
     page = (REPO / folder / "README.md").read_text()
     code = [*re.findall(r"^```(?:bash|text)\n.*?^```", page, re.M | re.S)]
     code += INLINE.findall(FENCED.sub("", page))
-    begin = rf"^(?!.*SCRIPT=)(?:.*[ =])?(?:bash run\.sh|{re.escape(script)})"
+    begin = rf"^(?:.*[ =])?(?:bash run\.sh|{re.escape(script)})"
     typed = rf"{begin} *([^#|;&`\n]*)"
     commands = [c for part in code for c in re.findall(typed, part, re.M)]
     flags = {flag for command in commands for flag in re.findall(r"--\w+", command)}

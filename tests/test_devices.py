@@ -1,4 +1,4 @@
-"""Multiple-GPUs-Single-Machine on logical CPU devices, which stand in for GPUs."""
+"""Several devices of one machine: logical CPU devices, which stand in for GPUs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from launch import REPO, load
 pytestmark = pytest.mark.timeout(120)
 
 FOLDER = "Multiple-GPUs-Single-Machine"
+ONE_PROCESS = REPO / "TensorFlow-2"  # towers.py, mirrored.py
 
 
 def batches():
@@ -79,7 +80,7 @@ def test_a_worker_with_a_gpu_takes_it_and_one_that_was_told_not_to_does_not(
 
 @pytest.mark.parametrize("form", ["towers", "mirrored"])
 def test_one_process_makes_the_steps_of_synchronous_sgd(form, monkeypatch):
-    monkeypatch.syspath_prepend(str(REPO / FOLDER))
+    monkeypatch.syspath_prepend(str(ONE_PROCESS))
     towers, module = importlib.import_module("towers"), importlib.import_module(form)
     args = SimpleNamespace(learning_rate=0.1)
     names = ["cpu:0", "cpu:1"]
@@ -111,7 +112,7 @@ def test_one_process_makes_the_steps_of_synchronous_sgd(form, monkeypatch):
 
 
 def test_too_few_gpus_for_the_towers_is_one_sentence(capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(REPO / FOLDER))
+    monkeypatch.syspath_prepend(str(ONE_PROCESS))
     towers = importlib.import_module("towers")
     assert towers.devices(3) == ["cpu:0", "cpu:1", "cpu:2"]
     assert capsys.readouterr().out.count("\n") == 1
@@ -150,7 +151,7 @@ def test_run_sh_gives_each_worker_a_gpu_and_the_ps_none(
 
 @pytest.mark.parametrize("form", ["towers", "mirrored"])
 def test_one_process_learns_the_digits(form, tmp_path):
-    script = str(REPO / FOLDER / f"{form}.py")
+    script = str(ONE_PROCESS / f"{form}.py")
     words = [sys.executable, script, "--steps", "600", "--devices", "3"]
     done = subprocess.run(
         [*words, "--logdir", str(tmp_path)], capture_output=True, text=True, timeout=110

@@ -147,14 +147,13 @@ def test_a_moved_program_goes_on_and_is_exported(tmp_path) -> None:
 
 @launch.if_thorough
 def test_a_coordinator_goes_on_in_a_copy(tmp_path) -> None:
-    """HogWild's program of TensorFlow 2 has a list of its own."""
-    copy, one, two = copy_of("HogWild", tmp_path), tmp_path / "A", tmp_path / "B"
-    env = {"SCRIPT": "parameter_server_strategy.py"}
-    steps(copy, one, 40, **env)
+    """The program of TensorFlow 2 has a list of its own."""
+    copy, one, two = copy_of("TensorFlow-2", tmp_path), tmp_path / "A", tmp_path / "B"
+    steps(copy, one, 40)
     shutil.copytree(one, two)
     before = bytes_of(one)
     moved = two.rename(tmp_path / "C")
-    assert "resumes from global step 40" in steps(copy, moved, 80, **env)
+    assert "resumes from global step 40" in steps(copy, moved, 80)
     assert bytes_of(one) == before
 
 

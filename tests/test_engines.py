@@ -316,11 +316,11 @@ def test_more_runs(engine, example, env):
     "engine",
     launch.some(["MPI"], ["MPI", "Slurm", "Several-Hosts", "Ray", "Spark"]),
 )
-def test_a_second_script(engine):
-    """What the adapters know of HogWild they know of the script beside it."""
+def test_a_coordinator(engine):
+    """What the adapters know of HogWild they know of ParameterServerStrategy."""
     if MISSING[engine]:
         pytest.skip(MISSING[engine])
-    done = matrix.cell(engine, "HogWild", SCRIPT="parameter_server_strategy.py")
+    done = matrix.cell(engine, "TensorFlow-2", scheme="parameter_server_strategy")
     assert not done["wrong"], done["output"]
 
 

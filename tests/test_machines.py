@@ -322,19 +322,14 @@ def test_variables_of_other_programs(env, tmp_path: pathlib.Path) -> None:
     assert run.output.count("] 0 connected") == 3
 
 
-@pytest.mark.parametrize("name", ["typescript", "train.py"])
-def test_a_script_of_another_program(name: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("folder", ["HogWild", "TensorFlow-2"])
+def test_a_script_of_another_program(folder: str) -> None:
     """script(1) exports SCRIPT, the name of the file that it writes."""
-    copy = stand_in(tmp_path)
-    (copy / "typescript").touch()
-    with run_sh(copy, LOGDIR=str(tmp_path / "l"), SCRIPT=name) as run:
-        assert run.wait(40) == 0, run.output
-    said = f"run.sh: SCRIPT={name} is no script of this folder: it is not used"
-    assert run.lines[0] == said and run.output.count("] 0 connected") == 3
-    engine = ["bash", str(REPO / "Engines" / "Kubernetes" / "run.sh"), "HogWild"]
-    env = environment(SCRIPT=name, CHECK="1")
-    done = subprocess.run(engine, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    for script in (f"{folder}/run.sh", f"Engines/Kubernetes/run.sh {folder}"):
+        command = ["bash", *f"{REPO}/{script}".split(), "--check"]
+        env = environment(SCRIPT="typescript", CHECK="1")
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 ASCII = [

@@ -1376,7 +1376,7 @@ def mean_of_two(steps: int) -> list[float]:
 
 def test_multi_worker_mirrored_makes_the_same_steps(tmp_path) -> None:
     """Its losses are those of the rule on the mini-batches of `problem.py`."""
-    copy = copy_of(RING, tmp_path)
+    copy = copy_of("TensorFlow-2", tmp_path)
     script = copy / "multi_worker_mirrored.py"
     base = launch.free_ports(2)
     hosts = f"--worker_hosts=localhost:{base},localhost:{base + 1}"

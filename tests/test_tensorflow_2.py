@@ -1,7 +1,7 @@
-"""The scripts that TensorFlow 2's strategies run: docs/tensorflow-2.md lists them.
+"""The programs of TensorFlow-2 on real processes: ParameterServerStrategy and the rest.
 
-Here is ParameterServerStrategy, beside HogWild, on real processes. The others are in
-test_devices.py and, beside the ring, in test_peers.py.
+What each of the others computes is in test_devices.py and, beside the ring, in
+test_peers.py.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 import launch
 import numpy as np
 import pytest
-import registry
 from harness import tf
 from launch import LINE, REPO, copy_of, result, run_sh, saved_step, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = "parameter_server_strategy.py"
-FOLDER = "HogWild"
+FOLDER = "TensorFlow-2"
+OTHERS = ["multi_worker_mirrored.py", "mirrored.py", "towers.py"]
 PAGE = REPO / "docs" / "tensorflow-2.md"
 LATE = 3  # updates that were made again, at most, when a worker was killed
 # A worker that is killed is back before the other one has made them.
@@ -66,7 +66,7 @@ def test_a_run_and_its_end(tmp_path) -> None:
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "a logdir"
     before = launch.tree(copy)
     command = ["--steps", "407", "--steps_per_call", "10"]
-    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), NUM_PS="2")
+    env = dict(LOGDIR=str(logdir), NUM_PS="2")
     with run_sh(copy, *command, **env) as run:
         assert run.wait() == 0, run.output
         run.nothing_left()
@@ -103,14 +103,15 @@ def test_one_worker_makes_the_steps_of_plain_sgd(tmp_path) -> None:
     done = result(logdir)
     np.testing.assert_allclose(done["test_loss"], trained(45), rtol=1e-4)
     assert (done["mean_staleness"], done["max_staleness"]) == (0, 0)
-    with run_sh(copy, "--steps=20", LOGDIR=str(tmp_path / "hogwild")) as run:
+    hogwild = copy_of("HogWild", tmp_path)
+    with run_sh(hogwild, "--steps=20", LOGDIR=str(tmp_path / "hogwild")) as run:
         assert run.wait() == 0, run.output
     assert {*result(tmp_path / "hogwild")} - {*done} == {"loss_per_worker"}
 
 
 def test_a_worker_that_is_killed_comes_back(tmp_path) -> None:
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
-    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), MAX_RESTARTS="1")
+    env = dict(LOGDIR=str(logdir), MAX_RESTARTS="1")
     with run_sh(copy, f"--steps={STEPS}", "--batch_size=64", **env) as run:
         run.wait_for("[worker 0] step ")
         run.task("worker", 1).kill()
@@ -148,7 +149,7 @@ def test_a_ps_or_the_coordinator_is_killed(job: str, said: str, tmp_path) -> Non
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
     flags = ["--save_seconds=0.5", "--batch_size=64"]
     # On a busy machine the ps that is back was lost once more: another start.
-    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), MAX_RESTARTS="3")
+    env = dict(LOGDIR=str(logdir), MAX_RESTARTS="3")
     with run_sh(copy, *flags, f"--steps={STEPS}", **env) as run:
         wait_until(lambda: saved_step(logdir) > 0, 90, run)
         run.task(job, 0).kill()
@@ -173,7 +174,7 @@ def test_told_to_end_it_saves_and_leaves_no_file_elsewhere(tmp_path) -> None:
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
     elsewhere = tmp_path / "tmp"  # there AutoGraph writes the code that it generates
     elsewhere.mkdir()
-    env = dict(SCRIPT=SCRIPT, LOGDIR=str(logdir), TMPDIR=str(elsewhere))
+    env = dict(LOGDIR=str(logdir), TMPDIR=str(elsewhere))
     with run_sh(copy, "--steps=1000000", **env) as run:
         run.wait_for("[worker 0] step ")
         assert list(elsewhere.glob("__autograph_generated_file*"))
@@ -189,7 +190,7 @@ def test_told_to_end_it_saves_and_leaves_no_file_elsewhere(tmp_path) -> None:
 
 def test_training_that_diverges_says_so(tmp_path) -> None:
     copy = copy_of(FOLDER, tmp_path)
-    with run_sh(copy, "--learning_rate=1e30", SCRIPT=SCRIPT) as run:
+    with run_sh(copy, "--learning_rate=1e30") as run:
         assert run.wait() == 1, run.output
         run.nothing_left()
     assert "training diverged" in run.output and "Traceback" not in run.output
@@ -198,7 +199,7 @@ def test_training_that_diverges_says_so(tmp_path) -> None:
 def test_a_ps_that_is_stopped_ends_the_run(tmp_path) -> None:
     """Of that no connection tells, and TensorFlow's own calls wait for ever."""
     copy = copy_of(FOLDER, tmp_path)
-    with run_sh(copy, "--steps=1000000", "--patience=5", SCRIPT=SCRIPT) as run:
+    with run_sh(copy, "--steps=1000000", "--patience=5") as run:
         run.wait_for("[worker 0] step ")
         run.task("ps", 0).suspend()
         assert run.wait(40) == 138, run.output
@@ -207,60 +208,60 @@ def test_a_ps_that_is_stopped_ends_the_run(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "flags", "said"),
+    ("words", "said"),
     [
-        (SCRIPT, ["--slow_workers=0,1"], "a worker runs no Python here"),
-        (SCRIPT, ["--steps_per_call=0"], "is not a whole number of at least 1"),
+        (["--slow_workers=0,1"], "a worker runs no Python here"),
+        (["--steps_per_call=0"], "is not a whole number of at least 1"),
+        ([SCRIPT, "--steps_per_call=0"], "is not a whole number of at least 1"),
+        (["towrs.py"], "unrecognized arguments: towrs.py"),
+        (["towers.py", "--devices=0"], "is not a whole number of at least 1"),
     ],
 )
-def test_wrong_use_is_one_sentence(script, flags, said, tmp_path) -> None:
-    with run_sh(copy_of(FOLDER, tmp_path), *flags, SCRIPT=script) as run:
+def test_wrong_use_is_one_sentence(words, said, tmp_path) -> None:
+    with run_sh(copy_of(FOLDER, tmp_path), *words) as run:
         assert run.wait(60) == 2, run.output
     lines = [x for x in run.lines if "checks the flags" not in x]
     assert len(lines) == 1 and said in lines[0], run.output
 
 
 def test_a_checkpoint_of_the_other_script_is_refused(tmp_path) -> None:
-    copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
-    for script, status in (("hogwild.py", 0), (SCRIPT, 1)):
-        env = dict(SCRIPT=script, LOGDIR=str(logdir), NUM_WORKERS="1")
-        with run_sh(copy, "--steps=30", **env) as run:
+    logdir = tmp_path / "logdir"
+    for folder, status in (("HogWild", 0), (FOLDER, 1)):
+        env = dict(LOGDIR=str(logdir), NUM_WORKERS="1")
+        with run_sh(copy_of(folder, tmp_path), "--steps=30", **env) as run:
             assert run.wait() == status, run.output
     assert f"cannot resume from {logdir}/model.ckpt-30: " in run.output
     assert "Traceback" not in run.output
 
 
-def test_run_sh_starts_multi_worker_mirrored(tmp_path) -> None:
-    copy = copy_of("Ring-All-Reduce", tmp_path)
-    with run_sh(copy, "--steps=30", SCRIPT="multi_worker_mirrored.py") as run:
+@pytest.mark.parametrize("script", OTHERS)
+def test_run_sh_starts_the_others(script: str, tmp_path) -> None:
+    copy = copy_of(FOLDER, tmp_path)
+    with run_sh(copy, script, "--steps=30") as run:
         assert run.wait() == 0, run.output
         run.nothing_left()
-    assert all(f"[worker {k}] step 30/30 " in run.output for k in range(2))
-
-
-# --- Which folder has one ----------------------------------------------------------
+    for k in range(2 if script.startswith("multi") else 1):
+        assert f"[worker {k}] step 30/30 " in run.output, run.output
 
 
 @pytest.mark.quick
-def test_run_sh_starts_the_scripts_that_need_several_tasks() -> None:
-    """Where a header has the second form there is another script, and the page has it.
+@pytest.mark.parametrize(
+    ("script", "tasks"), [(SCRIPT, 3), *zip(OTHERS, (2, 1, 1), strict=True)]
+)
+def test_run_sh_starts_the_program_that_is_named(script: str, tasks: int) -> None:
+    """Also by `sh run.sh`, where that is another shell, and with options behind it."""
+    env = launch.environment(DRY_RUN="1")
+    for shell in ("bash", "sh"):
+        command = [shell, str(REPO / FOLDER / "run.sh"), script, "--seed=1"]
+        said = subprocess.check_output(command, env=env, text=True).splitlines()
+        assert len(said) == tasks
+        assert all(f"/{script} " in line and " --seed=1" in line for line in said)
 
-    Every script that a strategy runs is on the page, and its folder's page links to it.
-    """
-    page = PAGE.read_text()
-    found = {}
-    for folder in registry.folders():
-        for path in (REPO / folder).glob("*.py"):
-            if "tf2.distribute" in path.read_text():
-                found[path.name] = folder
-        header = (REPO / folder / "run.sh").read_text()
-        if "SCRIPT=${SCRIPT:-" in header:
-            assert folder in found.values(), folder
-    assert found == {SCRIPT: FOLDER, "multi_worker_mirrored.py": "Ring-All-Reduce"}
-    device = "Multiple-GPUs-Single-Machine"
-    for name, folder in {**found, "mirrored.py": device, "towers.py": device}.items():
-        assert f"[{name}](../{folder}/{name})" in page, name
-        assert "docs/tensorflow-2.md" in (REPO / folder / "README.md").read_text()
+
+@pytest.mark.quick
+def test_the_pages_have_every_program() -> None:
+    for text in (PAGE.read_text(), (REPO / FOLDER / "README.md").read_text()):
+        assert not [x for x in (SCRIPT, *OTHERS) if f"[{x}](" not in text]
 
 
 # --- Keras -----------------------------------------------------------------------

@@ -4,10 +4,11 @@
     python tools/registry.py --nearest ring    prints the name that is meant, if any
 
 An example is a folder. Its script has the folder's name in snake case. A folder without
-a family has no script that others share a section with: notebooks, or a program in an
-environment and with a launcher of its own. A new one gets a line here, and `python
-tools/copies.py` then says what it still lacks. This file imports nothing that needs to
-be installed, and runs with any Python 3: it must work before there is an environment.
+a family has no script that others share a section with: notebooks, programs of
+TensorFlow 2, or a program in an environment and with a launcher of its own. A new one
+gets a line here, and `python tools/copies.py` then says what it still lacks. This file
+imports nothing that needs to be installed, and runs with any Python 3: it must work
+before there is an environment.
 """
 
 import collections
@@ -339,6 +340,16 @@ EXAMPLES = [
         "either",
         "gradients of named variables",
         "[LeCun et al. 1998](https://doi.org/10.1109/5.726791)",
+    ),
+    Example(
+        "TensorFlow-2",
+        None,
+        "Whole programs",
+        None,
+        "the same model, trained by the strategies of tf.distribute.",
+        "either",
+        "gradient",
+        "–",
     ),
 ]
 

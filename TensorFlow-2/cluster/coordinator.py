@@ -1,8 +1,8 @@
 """What a coordinator of TensorFlow 2 needs around its loop: begin, lines, state, end.
 
-One program hands out the steps of all workers, and the other tasks only serve. Scripts
-call it, eagerly. `shared` are two variables of a strategy, on the ps: the center
-variable, and the counters, int64 [2, ROOM]: updates by worker and by staleness.
+One program hands out the steps of all workers, and the other tasks only serve. Its
+script calls this, eagerly. `shared` are two variables of a strategy, on the ps: the
+center variable, and the counters, int64 [2, ROOM]: updates by worker and by staleness.
 """
 
 import contextlib
@@ -22,14 +22,16 @@ ROOM = 1000  # workers, and values of staleness, that are told apart
 
 def wait_for_all(args):
     """Returns when all other tasks are there; then looks whether each ps answers."""
-    others = addresses.serving(args)
 
     def missing():
-        return [one for one, host in others.items() if not ports.answers(host)]
+        return [
+            f"{job} {index}: nothing answers at {host}"
+            for (job, index), host in addresses.serving(args).items()
+            if not ports.answers(host)
+        ]
 
     def what():
-        one = [*missing(), *others][0]
-        return "{} {}: nothing answers at {}".format(*one, others[one])
+        return (missing() or ["the others"])[0]
 
     patience.wait(lambda: not missing(), what, patience.starting(args))
     threading.Thread(target=_watch, args=[args], daemon=True).start()
@@ -40,27 +42,22 @@ def _watch(args):
 
     TensorFlow notices one that is gone; for one that is stopped it waits for ever.
     """
-    heard, pause = time.monotonic(), threading.Event()
-    while not pause.wait(heartbeat.EVERY):
+    heard = [time.monotonic()] * len(args.ps_hosts)
+    while True:
+        time.sleep(heartbeat.EVERY)
         silent = ports.unreachable(args.ps_hosts, ports.speaks)
-        quiet = time.monotonic() - heard
-        if not silent:
-            heard = time.monotonic()
-        elif quiet > args.patience:
-            i, address = next(p for p in enumerate(args.ps_hosts) if p[1] in silent)
-            task.end_now(f"no answer in {quiet:.0f} s from ps {i} at {address}")
-
-
-def pieces_of(variable):
-    """Returns the variables on the ps that a variable of the strategy consists of."""
-    return getattr(variable, "variables", [variable])
+        for i, address in enumerate(args.ps_hosts):
+            if address not in silent:
+                heard[i] = time.monotonic()
+            elif (quiet := time.monotonic() - heard[i]) > args.patience:
+                task.end_now(f"no answer in {quiet:.0f} s from ps {i} at {address}")
 
 
 def print_placement(shared):
     """Prints which variable lives on which device."""
     print(f"{'variable':32}{'elements':>10}  device")
     for variable in shared:
-        for piece in pieces_of(variable):
+        for piece in getattr(variable, "variables", [variable]):
             name, size = piece.name.partition(":")[0], piece.shape.num_elements()
             print(f"{name:32}{size:>10}  {piece.device}")
 
@@ -74,14 +71,14 @@ class Log(report.Report):
     def __init__(self, args, shared, test):
         """`test(w)` returns (loss, accuracy) of the center variable on the test set."""
         super().__init__(args, "accuracy", (test, None))
-        self.shared = shared
-        self.counts = shared[1].numpy()
+        self.shared, self.counts = shared, shared[1].numpy()
         self.begun = self.step = int(self.counts[0].sum())
         self.first = None  # the step at the first of `times`
 
     def test(self, _):
-        w = tf.convert_to_tensor(self.shared[0])
-        return [float(value) for value in self.tensors(w)]
+        """Returns loss and metrics {name: number} of the center variable, test set."""
+        loss, accuracy = self.tensors(tf.convert_to_tensor(self.shared[0]))
+        return float(loss), {"accuracy": float(accuracy)}
 
     def joined(self, loss):
         """Notes that all steps that were handed out are made; returns how many ever.
@@ -98,7 +95,7 @@ class Log(report.Report):
             )
         new = self.counts[1] - before[1]
         stale = new @ np.arange(ROOM) / new.sum()
-        counts = np.array([[self.step, stale, rounds.APPLIED]], object)
+        counts = np.array([[self.step, stale, rounds.APPLIED]], object)  # int, float
         self.rounds(np.array([loss]), counts)
         self.draw(None)
         return self.step
@@ -109,8 +106,7 @@ class Log(report.Report):
         workers = max(len(self.args.worker_hosts), *(1 + np.flatnonzero(made)))  # ever
         seconds = max(self.times[1] - self.times[0], 1e-6) if self.times else 0.0
         rate = (self.step - self.first) / seconds if seconds else 0.0
-        pieces = pieces_of(self.shared[0])
-        size = sum(piece.shape.num_elements() * piece.dtype.size for piece in pieces)
+        moved = self.step * self.shared[0].shape.num_elements() * 4  # float32
         summary = {
             "global_steps": self.step,
             "resumed_from": self.begun,
@@ -121,8 +117,8 @@ class Log(report.Report):
             "steps_per_second": rate,
             "rounds_per_worker": dict(enumerate(made[:workers].tolist())),
             "gradients_dropped": 0,
-            "bytes_pushed": self.step * size,
-            "bytes_pulled": self.step * size,
+            "bytes_pushed": moved,
+            "bytes_pulled": moved,
             "mean_staleness": float(stale @ np.arange(ROOM) / max(1, stale.sum())),
             "max_staleness": int(np.flatnonzero(stale).max(initial=0)),
         }
@@ -165,18 +161,17 @@ class Checkpoints:
                 task.fail(f"cannot resume from {path}: {reason}", 1)
             for variable, copy in zip(self.shared, self.copies, strict=True):
                 variable.assign(tf.convert_to_tensor(copy))
-            print(f"resumes from global step {self._step()}")
+            print(f"resumes from global step {path.rpartition('-')[2]}")
         task.before_the_end(self._save_before_the_end)
 
-    def _step(self):
-        return int(self.copies[1].numpy()[0].sum())
-
     def save(self):
-        """Saves what is shared."""
+        """Saves what is shared; returns the global step."""
         for variable, copy in zip(self.shared, self.copies, strict=True):
             copy.assign(tf.convert_to_tensor(variable))
-        self.manager.save(self._step())
+        step = int(self.copies[1].numpy()[0].sum())
+        self.manager.save(step)
         self.saved = time.monotonic()
+        return step
 
     def save_if_due(self):
         """Saves, if that was not done for --save_seconds."""
@@ -185,8 +180,7 @@ class Checkpoints:
 
     def _save_before_the_end(self):
         with contextlib.suppress(tf.errors.OpError):  # the ps may be ending, too
-            self.save()
-            print(f"told to end: saved at global step {self._step()}")
+            print(f"told to end: saved at global step {self.save()}")
 
 
 # --- End ----------------------------------------------------------------------

@@ -5,10 +5,10 @@
 
 This is in-graph replication. It needs no ps, no messages and no other machine. It makes
 the steps of Synchronous-SGD. With fewer GPUs than towers, it uses logical CPU devices.
-Run: python towers.py --devices 2
+Run: bash run.sh towers.py --devices 2
 """
 
-from cluster import flags, rounds, task
+from cluster import contract, flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import problem
 
@@ -58,7 +58,7 @@ def main():
     data, names = task.data(problem, args), devices(args.devices)
     with tf.device("cpu:0"):
         shards = [
-            problem.build(data, args.batch_size, args.seed, k, len(names))
+            contract.build(problem, data, args, k, len(names))
             for k in range(len(names))
         ]
         center = tf.get_variable("center", initializer=shards[0].start)
@@ -67,7 +67,7 @@ def main():
         names,
         center,
         lambda k: shards[k].batch(),
-        rounds.alone(shards[0].loss),
+        shards[0].loss,
     )
     test, feed = shards[0].test(center.read_value())
     if args.check:

@@ -6,16 +6,16 @@
 
 This uses the high-level API of TensorFlow 2, with a training loop of its own. The
 strategy starts the server, keeps the copies and adds up. The weights are those of
-ring_all_reduce.py. The strategy reads the list of workers from TF_CONFIG. If that is
+Ring-All-Reduce. The strategy reads the list of workers from TF_CONFIG. If that is
 missing, this script sets it from the flags.
-Run: SCRIPT=multi_worker_mirrored.py bash run.sh
+Run: bash run.sh multi_worker_mirrored.py
 """
 
 import json
 import os
 import time
 
-from cluster import flags, task
+from cluster import contract, flags, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import problem
 
@@ -87,8 +87,7 @@ def main():
     task.begin(args, problem)
     data = task.data(problem, args)
     if args.check:  # the strategy would wait for the other workers
-        learning = problem.build(data, args.batch_size, args.seed, me, workers)
-        tf.gradients(learning.loss(learning.start, learning.batch()), learning.start)
+        contract.build(problem, data, args, me, workers)
         task.end_check()
     tf.enable_eager_execution()
     mirrored = strategy()

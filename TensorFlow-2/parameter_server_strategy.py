@@ -12,12 +12,12 @@ The high-level way of TensorFlow 2, with a training loop of one's own. The updat
 HogWild's; one client orders all steps, where HogWild has a client per worker. Usually
 the coordinator is a task of its own. Here it shares the process of worker 0, so that
 HogWild's flags, TF_CONFIG and run.sh start it.
-Run: SCRIPT=parameter_server_strategy.py bash run.sh
+Run: bash run.sh
 """
 
 import time
 
-from cluster import flags, heartbeat, task
+from cluster import contract, flags, heartbeat, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.coordinator import (
     ROOM,
@@ -169,8 +169,7 @@ def main():
     task.begin(args, problem)
     data = task.data(problem, args)
     if args.check:  # the coordinator would wait for the other tasks
-        learning = problem.build(data, args.batch_size, args.seed, 0, 1)
-        tf.gradients(learning.loss(learning.start, learning.batch()), learning.start)
+        contract.build(problem, data, args)
         task.end_check()
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     # A step waits in several threads at once: with one core there would be too few.

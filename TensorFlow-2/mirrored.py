@@ -5,7 +5,7 @@
 
 The strategy places the model and adds up the gradients. The steps are those of
 towers.py. With fewer GPUs than copies, it uses logical CPU devices.
-Run: python mirrored.py --devices 2
+Run: bash run.sh mirrored.py --devices 2
 """
 
 from cluster import contract, flags, rounds, task

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# TensorFlow-2 on this machine; `bash run.sh towers.py` starts another program.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # before the shift
+SCRIPT=parameter_server_strategy.py
+case ${1:-} in
+  parameter_server_strategy.py) shift ;;
+  multi_worker_mirrored.py) SCRIPT=$1 NUM_PS=${NUM_PS:-0} PEERS=yes && shift ;;
+  mirrored.py | towers.py) SCRIPT=$1 NUM_PS=0 NUM_WORKERS=1 && shift ;; # one process
+esac
+NUM_PS=${NUM_PS:-1}
+NUM_WORKERS=${NUM_WORKERS:-2}
+# --- identical in every example below this line ---
+# Starts the tasks on this machine, waits for them, ends them: see cluster/launch.py.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# LAUNCH may be another program's.
+[ "${LAUNCH:-}" = launcher.py ] || LAUNCH=cluster/launch.py
+if [ -z "${PYTHON:-}" ]; then
+  PYTHON=$here/../.venv/bin/python
+  [ -x "$PYTHON" ] || PYTHON=python3
+fi
+if ! command -v "$PYTHON" >/dev/null; then
+  echo "run.sh: PYTHON=$PYTHON: no such command" >&2
+  exit 2
+fi
+export SCRIPT NUM_PS NUM_WORKERS PEERS="${PEERS:-}"
+exec "$PYTHON" -B "$here/$LAUNCH" "$@"
