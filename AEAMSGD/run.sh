@@ -4,12 +4,10 @@ SCRIPT=aeamsgd.py
 NUM_PS=${NUM_PS:-1}
 NUM_WORKERS=${NUM_WORKERS:-2}
 # --- identical in every example below this line ---
-# Starts the tasks on this machine, waits for them, ends them: see cluster/launch.py.
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
-set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# LAUNCH may be another program's.
-[ "${LAUNCH:-}" = launcher.py ] || LAUNCH=cluster/launch.py
+# Starts the tasks on this machine, waits for them, ends them: see launch.py.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+[ "${LAUNCH:-}" = launcher.py ] || LAUNCH=launch.py
 if [ -z "${PYTHON:-}" ]; then
   PYTHON=$here/../.venv/bin/python
   [ -x "$PYTHON" ] || PYTHON=python3
@@ -18,5 +16,6 @@ if ! command -v "$PYTHON" >/dev/null; then
   echo "run.sh: PYTHON=$PYTHON: no such command" >&2
   exit 2
 fi
-export SCRIPT NUM_PS NUM_WORKERS PEERS="${PEERS:-}"
+unset PYTHONSAFEPATH # a program finds what lies beside it
+export SCRIPT NUM_PS NUM_WORKERS PEERS
 exec "$PYTHON" -B "$here/$LAUNCH" "$@"

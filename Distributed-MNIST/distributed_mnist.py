@@ -138,8 +138,8 @@ def main():
             return model.loss(join(pieces), *batch[:2])
 
         loss, batch = rounds.slowed(loss_of, args), rounds.in_turn(iterator.get_next)
-        parts = args, center, stats, step, move, batch, loss
-        calls = rounds.Calls(lambda last: graph(*parts, last))
+        built = args, center, stats, step, move, batch, loss
+        calls = rounds.Calls(lambda last: graph(*built, last))
         values = join(rounds.read(center))
         weights = progress.Weights(args, stats, model, values, index, device)
 

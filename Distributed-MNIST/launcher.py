@@ -1,4 +1,4 @@
-"""Starts the tasks as cluster/launch.py does, an evaluator, and at the end predict.py.
+"""Starts the tasks as launch.py does, an evaluator, and at the end predict.py.
 
 run.sh calls it.
 """
@@ -6,11 +6,11 @@ run.sh calls it.
 import glob
 import os
 import shlex
-import subprocess
 import sys
+import time
 
-from cluster import launch
-from cluster.process import Task, say, write
+import launch
+from launch import Task, pause, say, write
 
 WAIT = 60  # seconds that the evaluator may take for the last checkpoint
 
@@ -43,24 +43,19 @@ class Launcher(launch.Launcher):
 
     def after(self):
         """Lets the evaluator see the last checkpoint; then makes a first prediction."""
-        try:
-            self.evaluator.process.wait(WAIT)
-        except subprocess.TimeoutExpired:
-            pass
+        until = time.monotonic() + WAIT
+        while self.evaluator.runs() and time.monotonic() < until:
+            pause(0.05)
         self.look()
         model = os.path.join(self.logdir, "export")
         images = sorted(glob.glob(glob.escape(self.logdir) + "/example-*.png"))
         for image in images if os.path.exists(model) else []:
             predict = os.path.join(launch.HERE, "predict.py")
-            done = subprocess.run(
-                [sys.executable, "-B", predict, model, image],
-                env={"CUDA_VISIBLE_DEVICES": "", **os.environ},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-            )
-            write(done.stdout)
-            if done.returncode:
-                raise launch.End(done.returncode, None)
+            own = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+            command = [sys.executable, predict, model, image]
+            status = Task("prediction", label="").run(command, own)
+            if status:
+                raise launch.End(status, None)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ check() { # [OPTION ...]: flags and data, once, before anything starts
 }
 
 ports() { # sets BASE_PORT: the one that was given, or one with TASKS - 1 free ones above
-  local i tool=("$PYTHON" "$ROOT/Distributed-Setup/cluster/ports.py" ${ALONE:+up} "$TASKS")
+  local i tool=("$PYTHON" "$ROOT/Engines/ports.py" ${ALONE:+up} "$TASKS")
   if [ -n "${BASE_PORT:-}" ]; then
     "${tool[@]}" "$BASE_PORT" >/dev/null
     return
@@ -146,7 +146,7 @@ alone() { # ARGUMENTS: starts this script again in a network with nobody else in
   local network=(unshare --net ${WANTS[@]+"${WANTS[@]}"})
   [ -n "${WANTS:-}" ] || [ -z "$given${OPEN_PORTS:-}" ] || return 0
   [ "$(id -u)" -eq 0 ] || network=("${network[@]}" --user --map-root-user)
-  if "${network[@]}" "$PYTHON" "$ROOT/Distributed-Setup/cluster/ports.py" up 2>/dev/null; then
+  if "${network[@]}" "$PYTHON" "$ROOT/Engines/ports.py" up 2>/dev/null; then
     export ALONE=$$ LOGDIR PYTHON BASE_PORT=$given
     exec "${network[@]}" bash ${DEBUG:+-x} "$HERE/run.sh" "$@"
   fi

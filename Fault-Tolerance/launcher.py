@@ -1,4 +1,4 @@
-"""Starts the tasks as cluster/launch.py does, and kills the tasks that KILL names.
+"""Starts the tasks as launch.py does, and kills the tasks that KILL names.
 
 KILL is a variable of the environment. It has words of the form job:index:second, where
 the seconds count from the first checkpoint. run.sh calls this program.
@@ -7,9 +7,8 @@ the seconds count from the first checkpoint. run.sh calls this program.
 import os
 import time
 
-from cluster import launch
-from cluster.launch import End
-from cluster.process import say
+import launch
+from launch import End, say
 
 KILL = "worker:1:5 ps:0:15 worker:0:25"
 

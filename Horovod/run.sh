@@ -104,8 +104,12 @@ check() { # python arguments: flags and data, in one process, before anything st
 alone='' network=(unshare --net)
 [ "$(id -u)" -eq 0 ] || network=(unshare --user --map-root-user --net)
 [ "${ALONE:-}" != "$$" ] || alone=yes
+# Switches loopback on: linux/sockios.h, linux/if.h.
+up=("$PYTHON" -c 'import fcntl, socket, struct
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 0x41))
+socket.create_connection(socket.create_server(("localhost", 0)).getsockname())')
 if [ -n "$alone" ]; then
-  "$PYTHON" "$here/cluster/ports.py" up
+  "${up[@]}"
 else
   # A mistake is found before minutes are spent, if this Python has what that needs.
   if is_made; then
@@ -121,7 +125,7 @@ else
   # Whoever reaches a port of horovodrun can read and change what is sent. So the workers
   # get a network of their own, in which this script is started again.
   if [ -z "${OPEN_PORTS:-}" ]; then
-    if "${network[@]}" "$PYTHON" "$here/cluster/ports.py" up 2>/dev/null; then
+    if "${network[@]}" "${up[@]}" 2>/dev/null; then
       export ALONE=$$ LOGDIR PYTHON
       exec "${network[@]}" bash "$here/run.sh" "$@"
     fi

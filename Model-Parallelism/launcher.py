@@ -1,4 +1,4 @@
-"""Starts the tasks as cluster/launch.py does, and gives every stage one core.
+"""Starts the tasks as launch.py does, and gives every stage one core.
 
 So a stage computes as on a device of its own. TF_NUM_INTRAOP_THREADS in the environment
 says otherwise. run.sh calls it.
@@ -6,7 +6,7 @@ says otherwise. run.sh calls it.
 
 import os
 
-from cluster import launch
+import launch
 
 
 class Launcher(launch.Launcher):

@@ -1,4 +1,4 @@
-"""Starts the tasks as cluster/launch.py does, and gives each worker a GPU of its own.
+"""Starts the tasks as launch.py does, and gives each worker a GPU of its own.
 
 Worker k sees the k-th GPU, of CUDA_VISIBLE_DEVICES if that names some; a ps sees none.
 run.sh calls it.
@@ -6,7 +6,7 @@ run.sh calls it.
 
 import os
 
-from cluster import launch
+import launch
 
 
 class Launcher(launch.Launcher):

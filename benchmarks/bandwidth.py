@@ -179,8 +179,7 @@ def graphs(tf, script, args, spec, elements, pieces=1):
 def measure(args):
     """Returns the seconds of every part with so many ps."""
     script, tf = hogwild()
-    ports = importlib.import_module("cluster.ports")
-    hosts = [f"localhost:{port}" for port in ports.free_ports(args.ps + 1)]
+    hosts = [f"localhost:{port}" for port in runs.free_ports(args.ps + 1)]
     size = 4 * args.elements
     with contextlib.ExitStack() as stack:
         for index in range(args.ps):

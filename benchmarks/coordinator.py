@@ -26,9 +26,9 @@ import time
 import numpy as np
 import runs
 
-# The examples' own data and free ports. Neither imports TensorFlow before it is used.
+# The examples' own data. It does not import TensorFlow before it is used.
 sys.path.insert(0, str(runs.REPO / "HogWild"))
-problem, ports = map(importlib.import_module, ("problem", "cluster.ports"))
+problem = importlib.import_module("problem")
 
 FORMS = ("variables", "flat")
 
@@ -206,7 +206,7 @@ def main():
     os.environ["no_grpc_proxy"] = "localhost"
     servers = []
     if args.job_name is None:
-        free = ports.free_ports(1 + args.workers)
+        free = runs.free_ports(1 + args.workers)
         hosts = [f"localhost:{port}" for port in free]
         cluster = {"ps": hosts[:1], "worker": hosts[1:]}
         for job, addresses in cluster.items():

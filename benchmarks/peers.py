@@ -142,9 +142,7 @@ def large_model(root):
 
 def mirrored(folder, flags, timeout):
     """Runs multi_worker_mirrored.py of a folder on two workers; returns its rate."""
-    sys.path.insert(0, str(folder))
-    ports = importlib.import_module("cluster.ports")
-    hosts = ",".join(f"localhost:{port}" for port in ports.free_ports(WORKERS))
+    hosts = ",".join(f"localhost:{port}" for port in runs.free_ports(WORKERS))
     script = folder / "multi_worker_mirrored.py"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with contextlib.ExitStack() as stack:

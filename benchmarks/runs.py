@@ -17,6 +17,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -111,6 +112,15 @@ def ends_cleanly(main):
         fail("interrupted; what was finished is kept", 130)
     except Unfinished as error:
         fail(str(error), 1)
+
+
+def free_ports(count):
+    """Returns so many free ports."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("", 0))
+        return [one.getsockname()[1] for one in found]
 
 
 @contextlib.contextmanager

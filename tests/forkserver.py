@@ -181,8 +181,7 @@ def _of_run_sh(command: list[str], env: dict[str, str]) -> list[str]:
     head = pathlib.Path(script).read_text().partition(SAME)[0]
     for name, _, default, value in HEADER.findall(head):
         env[name] = value.partition(" #")[0] or env.get(name) or default
-    env.setdefault("PEERS", "")
-    launcher = folder / env.pop("LAUNCH", "cluster/launch.py")
+    launcher = folder / env.pop("LAUNCH", "launch.py")
     return [sys.executable, str(launcher), *arguments]
 
 
@@ -208,6 +207,8 @@ class _Task(_Forked):
     def fork(command, cwd, env, session, three) -> int:
         pid = os.fork()
         if not pid:
+            if session:
+                os.setsid()
             become(command, cwd, env, three)
         return pid
 

@@ -32,7 +32,7 @@ PLANTED = [
     Fault(
         "launcher",
         "the time limit is forgotten",
-        "cluster/launch.py",
+        "launch.py",
         "        if not over:\n",
         "        if False:\n",
         LAUNCHER,
@@ -40,7 +40,7 @@ PLANTED = [
     Fault(
         "launcher",
         "a user's mistake is started again",
-        "cluster/launch.py",
+        "launch.py",
         "if status in (1, 2, ILLEGAL) or task.restarts",
         "if task.restarts",
         LAUNCHER,
@@ -48,7 +48,7 @@ PLANTED = [
     Fault(
         "launcher",
         "workers are not ended",
-        "cluster/launch.py",
+        "launch.py",
         '(("worker", 4), ("ps", 2))',
         '(("ps", 2),)',
         LAUNCHER,
@@ -56,7 +56,7 @@ PLANTED = [
     Fault(
         "launcher",
         "lines do not name the task",
-        "cluster/process.py",
+        "launch.py",
         'f"[{self}] "',
         'f"[{self.job}] "',
         LAUNCHER,
@@ -64,7 +64,7 @@ PLANTED = [
     Fault(
         "exits",
         "a killed task's status is 1",
-        "cluster/process.py",
+        "launch.py",
         "        return 128 - code if code < 0 else code\n\n    def why",
         "        return 1 if code < 0 else code\n\n    def why",
         LAUNCHER,
@@ -80,7 +80,7 @@ PLANTED = [
     Fault(
         "exits",
         "run.sh ends with 0 whatever became of it",
-        "cluster/launch.py",
+        "launch.py",
         "    os._exit(status)",
         "    os._exit(0)",
         LAUNCHER,

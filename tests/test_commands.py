@@ -303,7 +303,7 @@ def execute(copy: Path, page: Path, text: str, way: str, grows: bool = False) ->
         if missing:
             pytest.skip(f"no network of its own for the printed ports: {missing}")
     # One process starts the terminals, so that they share that network.
-    up = [sys.executable, str(REPO / "HogWild" / "cluster" / "ports.py"), "up"]
+    up = [sys.executable, str(REPO / "Engines" / "ports.py"), "up"]
     program = f"{shlex.join(up)} || exit 9\n" if network else ""
     for number, task in enumerate(tasks):
         file = copy.parent / f"terminal-{number}"

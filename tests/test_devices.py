@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from harness import STREAMS, Run, tf
-from launch import REPO, load
+from launch import REPO, copy_of, load, run_sh
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -122,31 +122,23 @@ def test_too_few_gpus_for_the_towers_is_one_sentence(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("visible", "job", "index", "gets"),
+    ("visible", "gets"),
     [
-        ("", "ps", 0, ""),
-        ("", "worker", 0, "0"),
-        ("", "worker", 3, "3"),
-        ("4,7", "worker", 0, "4"),
-        ("4,7", "worker", 1, "7"),
-        ("4,7", "worker", 2, ""),
-        ("4,7", "ps", 1, ""),
-        ("-1", "worker", 0, "-1"),
+        ("", ["", "", "0", "1", "2", "3"]),
+        ("4,7", ["", "", "4", "7", "", ""]),
+        ("-1", ["", "", "-1", "", "", ""]),
     ],
 )
-def test_run_sh_gives_each_worker_a_gpu_and_the_ps_none(
-    visible, job, index, gets, monkeypatch
-):
-    assert "\nLAUNCH=launcher.py\n" in (REPO / FOLDER / "run.sh").read_text()
-    monkeypatch.syspath_prepend(str(REPO / FOLDER))
-    launcher = importlib.import_module("launcher")
-    given = dict(SCRIPT="x.py", NUM_PS="2", NUM_WORKERS="4", LOGDIR="logdir")
-    for name, value in {**given, "CUDA_VISIBLE_DEVICES": visible}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("PEERS", raising=False)
-    one = launcher.Launcher([])
-    (task,) = [t for t in one.tasks if (t.job, t.index) == (job, index)]
-    assert one.environment(task)["CUDA_VISIBLE_DEVICES"] == gets
+def test_run_sh_gives_each_worker_a_gpu_and_the_ps_none(visible, gets, tmp_path):
+    copy = copy_of(FOLDER, tmp_path)
+    script = "import os\n\nprint(f\"gpu <{os.environ['CUDA_VISIBLE_DEVICES']}>\")\n"
+    (copy / "multiple_gpus_single_machine.py").write_text(script)
+    known = dict(NUM_PS="2", NUM_WORKERS="4", CUDA_VISIBLE_DEVICES=visible)
+    with run_sh(copy, LOGDIR=str(tmp_path / "logdir"), **known) as run:
+        assert run.wait(40) == 0, run.output
+    tasks = [f"ps {k}" for k in range(2)] + [f"worker {k}" for k in range(4)]
+    said = [f"[{task}] gpu <{gpu}>" for task, gpu in zip(tasks, gets, strict=True)]
+    assert sorted(x for x in run.lines if x.startswith("[")) == said
 
 
 @pytest.mark.parametrize("form", ["towers", "mirrored"])

@@ -261,8 +261,10 @@ def test_connections_to_an_address_that_a_task_has_left_are_closed(monkeypatch) 
             lines = [socket.create_connection(("127.0.0.1", p)) for p in (here, there)]
             monkeypatch.setattr(ports.socket, "getaddrinfo", getaddrinfo)
             monkeypatch.setattr(ports.time, "sleep", sleep)
+            files = os.listdir("/dev/fd")
             with pytest.raises(StopIteration):
                 ports.Names(["moves:1", "stays:2"], 2).run()
+            assert os.listdir("/dev/fd") == files
             for line in lines:
                 line.setblocking(False)
             assert lines[0].recv(1) == b""

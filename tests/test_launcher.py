@@ -1,4 +1,4 @@
-"""What cluster/launch.py starts, starts again and ends: with a stand-in for a script.
+"""What launch.py starts, starts again and ends: with a stand-in for a script.
 
 The stand-in is a Python that imports nothing: it sleeps, ends or is killed, as the
 variable of its task says: worker_1="exit 138,sleep 1" fails at its first start only.
@@ -6,9 +6,9 @@ variable of its task says: worker_1="exit 138,sleep 1" fails at its first start 
 
 from __future__ import annotations
 
+import os
 import pathlib
 import signal
-import sys
 
 import psutil
 import pytest
@@ -51,43 +51,15 @@ time.sleep(float(number))
 """
 
 
-# launch.py, to which TERM comes at one of three moments: "fork", right after the fork
-# of the check; "wait", so shortly before launch.py waits for the check that no handler
-# has run, for which TERM is held back until that wait is over; "end", when the check
-# has just ended.
+# TERM for the launcher from its own child: the check, as it begins or as it ends, or
+# each task as it begins.
 UNLUCKY = """
-import os, runpy, signal, sys
+import os, signal, sys, time
 
-fork, waitpid, moment, told = os.fork, os.waitpid, sys.argv.pop(1), False
-
-
-def tell():
-    global told
-    if not told:
-        told = True
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def forks():
-    pid = fork()
-    if pid and moment == "fork":
-        tell()
-    return pid
-
-
-def waits(pid, options):
-    if moment == "wait":
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        tell()
-    done = waitpid(pid, options)
-    if moment == "end" and done[0]:
-        tell()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    return done
-
-
-os.fork, os.waitpid, sys.argv[:] = forks, waits, sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+moment = os.environ["MOMENT"]
+if (moment == "the tasks begin") != ("--check" in sys.argv):
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(0 if moment == "the check ends" else 30)
 """
 
 
@@ -171,16 +143,53 @@ def test_whatever_ends_a_run_ends_every_task(cause, status, said, tmp_path) -> N
     assert sorted(labels) == ["[ps 0] ", "[worker 0] ", "[worker 1] "]
 
 
-@pytest.mark.parametrize("moment", ["fork", "wait", "end"])
-def test_a_signal_while_the_check_is_started(moment, tmp_path) -> None:
-    """It ends the start at once, and the process of the check."""
+@pytest.mark.parametrize(
+    ("moment", "what"),
+    [
+        ("the check begins", "the start"),
+        ("the check ends", "the start"),
+        ("the tasks begin", "1 ps and 2 workers, logdir "),
+    ],
+)
+def test_a_signal_while_processes_are_started(moment, what, tmp_path) -> None:
+    """It ends the start at once, and every process that was started."""
     copy = copy_of("HogWild", tmp_path)
-    seconds = 0 if moment == "end" else 30
-    (copy / "hogwild.py").write_text(f"import time\n\ntime.sleep({seconds})\n")
-    launcher = str(copy / "cluster" / "launch.py")
-    command = [sys.executable, "-B", "-c", UNLUCKY, moment, launcher]
-    with Launch(command, copy, SCRIPT="hogwild.py") as run:
-        assert run.wait(10) == 143, run.output
-        run.reader.join(5)
-        assert not run.reader.is_alive(), "the process of the check still runs"
-    assert run.lines[-1] == "run.sh: TERM ended the start", run.output
+    (copy / "hogwild.py").write_text(UNLUCKY)
+    with run_sh(copy, LOGDIR=str(tmp_path / "logdir"), MOMENT=moment) as run:
+        assert run.wait(20) == 143, run.output
+        run.nothing_left()
+    assert run.lines[-1].startswith(f"run.sh: TERM ended {what}"), run.output
+
+
+def test_ctrl_c_during_the_check(tmp_path) -> None:
+    """It reaches all processes of a terminal; one sentence is said."""
+    copy = copy_of("HogWild", tmp_path)
+    script = "import time\n\nprint('is there', flush=True)\ntime.sleep(30)\n"
+    (copy / "hogwild.py").write_text(script)
+    with run_sh(copy, LOGDIR=str(tmp_path / "logdir")) as run:
+        wait_until(lambda: "is there" in run.output, 20)
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.wait(20) == 130, run.output
+        run.nothing_left()
+    assert run.lines[1:] == ["is there", "run.sh: Ctrl-C ended the start"], run.output
+
+
+FOLLOWS = """
+import os, sys, time
+
+while "--check" not in sys.argv and os.getppid() == int(os.environ["LAUNCHER"]):
+    time.sleep(0.01)
+"""
+
+
+def test_tasks_whose_launcher_dies_while_they_are_loaded(tmp_path) -> None:
+    """They follow it, though they were no tasks yet when it was killed."""
+    copy = copy_of("HogWild", tmp_path)
+    script = copy / "hogwild.py"
+    script.write_text(FOLLOWS + script.read_text())
+    with run_sh(copy, "--patience", "1000", LOGDIR=str(tmp_path / "logdir")) as run:
+        wait_until(lambda: len(run.tasks()) == 3, 20)
+        run.process.kill()
+        run.process.wait()
+        wait_until(lambda: not run.tasks(), 20)
+    assert not (tmp_path / "logdir" / "ps-0.log").exists()

@@ -29,7 +29,8 @@ from registry import script_of
 from sections import read, split
 
 REFERENCE = registry.FAMILIES["ps"].reference  # where to edit what all folders share
-WHOLE = ("problem.py", "datasets.py")  # copies as a whole, as all of cluster/ is
+# Copies as a whole, as all of cluster/ is.
+WHOLE = ("problem.py", "datasets.py", "launch.py")
 SHARED = re.compile(rf"\b(cluster/\w+\.py|{'|'.join(map(re.escape, WHOLE))})\b")
 PACKAGES = {*sys.stdlib_module_names, "numpy", "tensorflow"}
 # Of a run.sh: variables, of which LAUNCH names a launcher that is the folder's own.

@@ -92,7 +92,7 @@ def record(folder, flags, seconds=SECONDS, alternate=False):
             # A gradient that sleeps is to take no thread from the messages.
             "TF_NUM_INTEROP_THREADS": "8",
         }
-        launcher = ROOT / folder / header.get("LAUNCH", "cluster/launch.py")
+        launcher = ROOT / folder / header.get("LAUNCH", "launch.py")
         # The workers of one client run no Python that could sleep for a gradient.
         slow = [] if example.family == "client" else SLOW
         command = [sys.executable, "-B", str(launcher), *SETTING, *slow, *flags]

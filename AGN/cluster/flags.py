@@ -17,7 +17,7 @@ from cluster import addresses
 from cluster.task import fail
 
 SAME_RUN = 600  # seconds: by hand, a run's tasks are started within
-# What run.sh takes from the environment: see `launch`.
+# What run.sh takes from the environment: see launch.py.
 KNOBS = ("NUM_PS", "NUM_WORKERS", "BASE_PORT", "OPEN_PORTS", "LOGDIR", "TIMEOUT")
 KNOBS += ("MAX_RESTARTS", "DRY_RUN", "PYTHON")
 # A flag with several values has a plural name. Here a space stands beside a comma.

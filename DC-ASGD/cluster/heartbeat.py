@@ -13,7 +13,7 @@ import time
 from cluster import addresses, incarnation, ports
 from cluster import tensorflow_v1 as tf
 from cluster.patience import ANSWER, STARTING, end_if_over
-from cluster.task import end_now
+from cluster.task import AGAIN, end_now
 
 EVERY = 2  # seconds between two heartbeats
 GONE = 10  # seconds without a heartbeat after which nobody waits for a worker
@@ -59,7 +59,7 @@ class Heartbeat(threading.Thread):
         self.stopped.set()
         self.join(2 * ANSWER)
 
-    def end(self, sentence, status=138):
+    def end(self, sentence, status=AGAIN):
         """Ends the program, unless the heartbeat has been stopped."""
         if not self.stopped.is_set():
             end_now(sentence, status)

@@ -95,7 +95,7 @@ def begin(args, problem):
     With --check it begins nothing: the script builds its graph, and `Training` ends the
     program. The launcher's own --check is over here, when the data is found good.
     """
-    launched = os.environ.get(LAUNCHER) == str(os.getppid())
+    launched = _launched()
     if args.check and launched:
         if importlib.util.find_spec("tensorflow") is None:
             importlib.import_module("tensorflow")  # fails
@@ -263,6 +263,18 @@ def _obey_signals():
         os._exit(128 + number)
 
     threading.Thread(target=end, daemon=True).start()
+
+
+def _launched():
+    """Says whether launch.py has started this process; ends it if that is gone."""
+    launcher = os.environ.get(LAUNCHER, "")
+    try:
+        os.kill(int(launcher), 0)
+    except ProcessLookupError:
+        end_now(f"{LAUNCHER}={launcher}: no such process", 128 + signal.SIGTERM)
+    except (ValueError, OverflowError, OSError):
+        pass  # another program's variable
+    return launcher == str(os.getppid())
 
 
 def _follow_launcher():

@@ -21,7 +21,7 @@ version() {
 
 raylets() { # starts RAYLETS nodes, each with an address of its own; sets RAY_ADDRESS
   local node port cpus=$(((SLOTS + RAYLETS - 1) / RAYLETS))
-  port=$("$PYTHON" "$ROOT/Distributed-Setup/cluster/ports.py" 1)
+  port=$("$PYTHON" "$ROOT/Engines/ports.py" 1)
   RAY_ADDRESS=127.0.0.1:$port
   export RAY_ADDRESS
   for ((node = 1; node <= RAYLETS; node++)); do

@@ -23,7 +23,7 @@ quiet() { # Spark's own messages, addresses and temporary files
 
 cluster() { # WORKERS CORES: a master and so many workers of so many slots; sets MASTER
   local port worker
-  port=$("$PYTHON" "$ROOT/Distributed-Setup/cluster/ports.py" 1)
+  port=$("$PYTHON" "$ROOT/Engines/ports.py" 1)
   MASTER=spark://localhost:$port
   export SPARK_WORKER_DIR=$LOGDIR/spark
   launch "$SPARK_HOME/bin/spark-class" org.apache.spark.deploy.master.Master \
