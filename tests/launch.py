@@ -55,7 +55,8 @@ LINE = re.compile(
     r"\(\d+ steps/s, \d+ examples/s\)))"
 )
 
-
+# A command that runs with mounts of its own.
+OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
 LAUNCHERS = ("run.sh", "/launch.py", "/launcher.py")
 
 

@@ -7,24 +7,20 @@ random; here is what takes more than that, and a selection of theirs.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import importlib.util
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import faults
 import harness
 import hosts
 import launch
-import long_run
 import moved
 import numpy as np
 import psutil
@@ -58,7 +54,7 @@ OWN_PIDS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-c
 
 
 # Why it cannot be tried here, "" if it can.
-NO_MOUNTS, NO_PIDS = launch.without(faults.OWN_MOUNTS), launch.without(OWN_PIDS)
+NO_MOUNTS, NO_PIDS = launch.without(launch.OWN_MOUNTS), launch.without(OWN_PIDS)
 
 
 def one_sentence(task, *words):
@@ -573,33 +569,6 @@ def test_an_input_that_ends_is_no_success(folder, tmp_path):
     assert not (logdir / "result.json").exists()
 
 
-def test_no_tool_takes_a_status_for_a_result(tmp_path, monkeypatch):
-    """soak, faults and moved refuse a status 0 without a result of all updates."""
-    none = dict(lines=[], status=0, struck=True, seconds=1)
-    short = {"flags": {"steps": 9, "batch_size": 1}, "global_steps": 5, "examples": 5}
-    short |= {"rounds_per_worker": {"0": 5}, "gradients_dropped": 0}
-    short |= {"scheme": "HogWild", "test_accuracy": 0.9, "workers": 1}
-    assert launch.wrong_stats(short) == ["5 steps, not 9"]
-    cells = [c for c in faults.matrix(["HogWild"]) if c.restarts]
-    for found in (None, short):
-        for cell in cells[:1] + [c for c in cells if c.way == "hand"][:1]:
-            status = [0] * 4 if cell.way == "hand" else 0
-            assert faults.verdict(
-                {**none, "result": found, "cell": cell, "status": status}
-            )
-        zero = dict.fromkeys(["worker-0", "worker-1", "ps-0"], 0)
-        of_all = dict(statuses=zero, alive=[], result=found, lines=[])
-        assert moved.verdict(of_all)
-        assert walls.verdict({**of_all, "said": None})
-    case = soak.draw(0, 0)
-    script = tmp_path / "a copy" / case.folder / registry.script_of(case.folder)
-    monkeypatch.setattr(launch, "copy_of", lambda *_: script.parent)
-    script.parent.mkdir(parents=True)
-    (script.parent / "run.sh").write_text("echo logdir\n")
-    quiet = dataclasses.replace(case, fault="none", way="run.sh")
-    assert "status 0 without result.json" in soak.run(quiet, tmp_path)
-
-
 @launch.if_thorough
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(hosts.missing() != "", reason=hosts.missing())
@@ -635,52 +604,6 @@ def test_a_wall_is_named_with_both_of_its_ends(case, tmp_path):
 
 
 # --- A selection of the matrix, and of the soak -------------------------------
-
-
-def test_two_matrices_keep_what_the_other_has_found(tmp_path):
-    """They run at once, and each writes after each of its cells."""
-    one, other = faults.quick()[:2]
-    said = dict(wrong=[], status=0, seconds=1, date="2026-11-24")
-
-    def matrix(cell):
-        for _ in range(20):
-            faults.keep({faults.name(cell): said}, tmp_path)
-
-    threads = [threading.Thread(target=matrix, args=[cell]) for cell in (one, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    kept = json.loads((tmp_path / "faults.json").read_text())
-    assert kept == {faults.name(one): said, faults.name(other): said}
-    assert {p.name for p in tmp_path.iterdir()} == {"faults.json", "faults.md"}
-
-
-@pytest.mark.quick
-def test_every_cell_has_a_name_of_its_own():
-    cells = faults.matrix(faults.tried_folders())
-    assert len({faults.name(cell) for cell in cells}) == len(set(cells)) == len(cells)
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    ("folder", "index", "fault", "status", "holds"),
-    [
-        ("Ring-All-Reduce", 1, "kill", [138, None, 138], True),
-        ("Ring-All-Reduce", 1, "kill", [0, None, 138], False),
-        ("Ring-All-Reduce", 0, "cut", [138, 138, 138], True),
-        ("Ring-All-Reduce", 0, "cut", [138, 138, None], False),
-        ("Ring-All-Reduce", 0, "cut-10", [138, 138, 138], True),
-        ("Ring-All-Reduce", 0, "cut-10", [138, 0, 138], False),
-        ("Gossip-SGD", 0, "kill", [None, 138, 138], True),
-        ("Gossip-SGD", 1, "cut", [138, 138, 0], False),
-    ],
-)
-def test_who_misses_a_lost_peer(folder, index, fault, status, holds):
-    """A ring cannot go on without any of its workers, replicas that gossip can."""
-    cell = faults.Cell(folder, "worker", index, fault, "middle", False, "hand")
-    found = dict(cell=cell, status=status, lines=[], result=None)
-    assert (faults.verdict(found) == []) is holds
 
 
 MATRIX = faults.quick()[: launch.thorough(1, 4)]
@@ -766,46 +689,3 @@ def write_digits(path, columns):
     labels = np.arange(200, dtype=np.int32) % 10
     images = rng.random((200, columns), np.float32)
     np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
-
-
-# --- A long run ---------------------------------------------------------------
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        ({}, []),
-        ({"statuses": {"ps-0": 0, "worker-0": 138}}, ["statuses"]),
-        ({"tracebacks": 2}, ["2 tracebacks"]),
-        ({"growth": 1.06}, ["the memory of worker-0 grew by 6.0%"]),
-        ({"result": {"global_steps": 299}}, ["299 steps", "300 rounds"]),
-        ({"result": {"examples": 9568}}, ["9568 examples"]),
-        ({"result": {"test_accuracy": 0.94}}, ["0.0300 less accuracy"]),
-    ],
-)
-def test_what_is_wrong_with_a_long_run(change: dict, wrong: list[str]) -> None:
-    result = {
-        "scheme": "HogWild",
-        "flags": {"steps": 300, "batch_size": 32},
-        "global_steps": 300,
-        "rounds_per_worker": {"0": 200, "1": 100},
-        "gradients_dropped": 0,
-        "examples": 9600,
-        "test_accuracy": 0.97,
-        **change.get("result", {}),
-    }
-    samples = [
-        (t, 600 * (change.get("growth", 1) if t >= 75 else 1)) for t in range(101)
-    ]
-    found = long_run.Found(
-        "HogWild",
-        memory={"worker-0": samples},
-        statuses=change.get("statuses", {"ps-0": 0, "worker-0": 0}),
-        tracebacks=change.get("tracebacks", 0),
-        result=result,
-        undisturbed={"test_accuracy": 0.97},
-    )
-    said = long_run.verdict(found)
-    assert len(said) == len(wrong)
-    assert all(one.startswith(words) for one, words in zip(said, wrong, strict=True))

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 
-import faults
 import harness
 import launch
 import numpy as np
@@ -367,7 +366,7 @@ def test_no_two_runs_share_a_file_of_events(monkeypatch, tmp_path):
     assert len(names) == 2 and all(name.startswith(head) for name in names)
 
 
-NO_MOUNTS = launch.without(faults.OWN_MOUNTS)
+NO_MOUNTS = launch.without(launch.OWN_MOUNTS)
 
 
 @pytest.mark.skipif(NO_MOUNTS != "", reason=NO_MOUNTS)
@@ -376,7 +375,7 @@ def test_a_disk_that_is_full_costs_points_of_the_curves_and_no_more(tmp_path):
     mount = f'mount -t tmpfs -o size=4m tmpfs "{tmp_path}" && cd "{tmp_path}" && "$@"'
     python = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     done = subprocess.run(
-        [*faults.OWN_MOUNTS, "bash", "-c", mount, "bash", *python],
+        [*launch.OWN_MOUNTS, "bash", "-c", mount, "bash", *python],
         env={**os.environ, "PYTHONPATH": str(launch.REPO / "HogWild")},
         capture_output=True,
         text=True,

@@ -19,7 +19,6 @@ import types
 
 import harness
 import launch
-import mutations
 import numpy as np
 import pytest
 import rules
@@ -750,15 +749,6 @@ def test_freed_memory_is_kept_unless_the_user_says_otherwise(variables, found) -
         timeout=60,
     )
     assert done.stdout.strip() == found, done.stderr
-
-
-@pytest.mark.parametrize(
-    "name, old, new", [*mutations.BY_HAND, *(one[:3] for one in mutations.AROUND)]
-)
-def test_what_the_survey_changes_is_there(name, old, new):
-    """It takes an hour and is run by hand: what it looks for may not go unnoticed."""
-    path = launch.pathlib.Path(importlib.import_module(f"cluster.{name}").__file__)
-    assert path.read_text().count(old) == 1 and old != new
 
 
 @pytest.mark.quick

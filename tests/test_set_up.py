@@ -53,7 +53,7 @@ def test_shell_can_fail() -> None:
         assert BASH_4.search(text)
 
 
-LINTED = ["benchmarks", "tools", "tests", "Engines", *EXAMPLES]
+LINTED = ["benchmarks", "tools", "tests", "survey", "Engines", *EXAMPLES]
 
 
 @pytest.mark.parametrize("command", ["check", "format --check"])

@@ -1,9 +1,9 @@
 """Changes the update rules line by line, and says which changes no test notices.
 
-    python tests/mutations.py HogWild AEASGD      each line of the schemes' rules
-    python tests/mutations.py cluster             some lines of the shared modules
-    python tests/mutations.py around              some lines of those around the rounds
-    python tests/mutations.py                     everything; takes some hours
+    python survey/mutations.py HogWild AEASGD      each line of the schemes' rules
+    python survey/mutations.py cluster             some lines of the shared modules
+    python survey/mutations.py around              some lines of those around the rounds
+    python survey/mutations.py                     everything; takes some hours
 
 Not a part of the tests: one runs it after a change of the rules or of the harness. A
 change that is not noticed is printed with its line. It either does not matter, or a
@@ -30,13 +30,15 @@ import time
 import types
 from collections.abc import Iterator
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
+
 import gossip_harness
 import harness
 import launch
 import peer_harness
 import pytest
 
-HERE = pathlib.Path(__file__).parent
+TESTS = launch.REPO / "tests"
 
 FILES = (
     "test_heartbeat.py",
@@ -465,7 +467,7 @@ QUICK = "quick: "  # what the answer begins with if a test of the quick level fa
 def noticed(folder: str | None) -> str:
     """Returns the first test that fails, or nothing."""
     names = *FILES, *MORE.get(HARNESSES.get(folder), ())
-    files = [str(HERE / name) for name in names]
+    files = [str(TESTS / name) for name in names]
     count = 0
     for quick in (True, False):
         chosen = Chosen(folder, quick)
@@ -590,7 +592,7 @@ def around() -> tuple[list[str], list[str]]:
     """Tries every change of AROUND; returns what was said, and those not noticed."""
     left, said, good = [], [], set()
     for name, old, new, file, words in AROUND:
-        options = [str(HERE / file), "-k", words]
+        options = [str(TESTS / file), "-k", words]
         if (file, words) not in good:
             plugin = First()
             fails = asked(plugin, options, seconds=300)
@@ -642,7 +644,7 @@ def keep(name: str, one: dict) -> None:
         left = [f"- `{text}`\n" for one in kept.values() for text in one["not noticed"]]
         table = [
             "Changes of one place each, and how many of them no test notices: "
-            "`.venv/bin/python tests/mutations.py`. For each change of `around` "
+            "`.venv/bin/python survey/mutations.py`. For each change of `around` "
             "certain tests are asked, of any level.\n\n"
             "| of | changes | noticed by a quick test | not noticed | minutes "
             "| date, commit |\n|---|---|---|---|---|---|\n",

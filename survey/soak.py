@@ -1,8 +1,8 @@
 """Soak: many short runs at random, each of which has to end well.
 
-    python tests/soak.py --write FILE.md       1,000 runs, and a table of them
-    python tests/soak.py --runs 20 --seed 7    the first twenty that seed 7 draws
-    python tests/soak.py --seed 7 --first 12 --runs 1      the thirteenth alone
+    python survey/soak.py --write FILE.md       1,000 runs, and a table of them
+    python survey/soak.py --runs 20 --seed 7    the first twenty that seed 7 draws
+    python survey/soak.py --seed 7 --first 12 --runs 1      the thirteenth alone
 
 A run has a scheme of any family, ps, workers, flags, a straggler, and a fault: a task
 is killed, stopped for 1 to 30 s or told to end and started again, the whole run is told
@@ -31,6 +31,8 @@ import sys
 import tempfile
 import threading
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
 import faults
 import hosts
@@ -269,7 +271,7 @@ def report(seed: int, done: list[tuple[int, Case, list[str], float]]) -> str:
     bad = [one for one in done if one[2]]
     lines = [
         f"{len(done)} runs at random, {len(bad)} did not end well. "
-        f"`.venv/bin/python tests/soak.py --seed {seed} --runs {len(done)}`, 2 cores, "
+        f"`.venv/bin/python survey/soak.py --seed {seed} --runs {len(done)}`, 2 cores, "
         f"{datetime.date.today()}, commit {launch.commit()}.\n",
         "### What was drawn\n",
         "| what | how often |\n|---|---|",

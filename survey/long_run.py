@@ -1,7 +1,7 @@
 """A long run: two hours of training in which something happens every minute.
 
-    sudo .venv/bin/python tests/long_run.py --write benchmarks/results/long_run.md
-    sudo .venv/bin/python tests/long_run.py --minutes 5 --only HogWild
+    sudo .venv/bin/python survey/long_run.py --write benchmarks/results/long_run.md
+    sudo .venv/bin/python survey/long_run.py --minutes 5 --only HogWild
 
 HogWild (two ps, two workers) and Ring-All-Reduce (three workers) train side by side,
 each task on a host of its own. Once a minute one task of each is killed, stands still
@@ -33,13 +33,15 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
+
 import hosts
 import launch
 import moved
 import psutil
 
 sys.path.insert(0, str(launch.REPO / "benchmarks"))
-import figures  # noqa: E402
+import figures
 
 TASKS = {
     "HogWild": ("ps-0", "ps-1", "worker-0", "worker-1"),
@@ -229,7 +231,7 @@ def verdict(found: Found) -> list[str]:
 def table(done: list[Found], minutes: float) -> str:
     """Returns the runs as Markdown."""
     lines = [
-        f"`sudo .venv/bin/python tests/long_run.py --minutes {minutes:g}`, "
+        f"`sudo .venv/bin/python survey/long_run.py --minutes {minutes:g}`, "
         f"2 cores with other work, {datetime.date.today()}, "
         f"commit {launch.commit()}.\n",
         "| | " + " | ".join(found.folder for found in done) + " |",

@@ -1,7 +1,7 @@
 """Who dials whom: what becomes of a run in which one task may not dial another.
 
-    python tests/walls.py                   every pair of tasks of every family
-    python tests/walls.py --only Gossip-SGD,worker-0
+    python survey/walls.py                   every pair of tasks of every family
+    python survey/walls.py --only Gossip-SGD,worker-0
 
 Every task is on a host of its own. One of them drops what begins a connection from one
 other; all else is open, also the other direction. A run holds if it ends well, as one
@@ -19,6 +19,8 @@ import re
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
 import hosts
 import launch

@@ -1,8 +1,8 @@
 """A task that comes back at another address: what becomes of its run, and how soon.
 
-    python tests/moved.py                          every task of four schemes, once
-    python tests/moved.py --times 20 --jobs 2      twenty times, as in moved.md
-    python tests/moved.py --only HogWild,worker-0
+    python survey/moved.py                          every task of four schemes, once
+    python survey/moved.py --times 20 --jobs 2      twenty times, as in moved.md
+    python survey/moved.py --only HogWild,worker-0
 
 Every task is on a host of its own and knows the others by name. One is killed with -9
 in mid-run, its host gets another address behind the same name, as a pod does, and the
@@ -28,6 +28,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
 import hosts
 import launch
@@ -235,7 +237,7 @@ def main() -> int:
     print(text)
     if args.write:
         head = (
-            f"`.venv/bin/python tests/moved.py --times {args.times}`, 2 cores, "
+            f"`.venv/bin/python survey/moved.py --times {args.times}`, 2 cores, "
             f"{datetime.date.today()}, commit {commit}.\n\n"
         )
         args.write.write_text(head + text)

@@ -1,10 +1,10 @@
 """Faults: what becomes of a run whose task is killed, stopped, cut off, out of disk.
 
-    python tests/faults.py                     the matrix, see `matrix`
-    python tests/faults.py --quick             four cells, as the tests do
-    python tests/faults.py --only HogWild,kill
-    python tests/faults.py --missing           those that are not in the table yet
-    python tests/faults.py --all               the whole product, of every folder
+    python survey/faults.py                     the matrix, see `matrix`
+    python survey/faults.py --quick             four cells, as the tests do
+    python survey/faults.py --only HogWild,kill
+    python survey/faults.py --missing           those that are not in the table yet
+    python survey/faults.py --all               the whole product, of every folder
 
 A cell is a scheme, a task, a fault, a moment, and whether a task may be started again:
 by run.sh, or by hand, each task then on a host of its own. Schemes with a ps have two
@@ -39,6 +39,8 @@ import sys
 import tempfile
 import threading
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
 import hosts
 import launch
@@ -262,7 +264,6 @@ status=$?
 cp "$LOGDIR/result.json" "$KEEP"
 exit $status
 """
-OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
 def on_a_full_disk(
@@ -272,7 +273,7 @@ def on_a_full_disk(
     disk = logdir.parent / "disk"
     disk.mkdir()
     logdir.mkdir()
-    command = [*OWN_MOUNTS, "bash", "-c", FULL_DISK, "run", *flags]
+    command = [*launch.OWN_MOUNTS, "bash", "-c", FULL_DISK, "run", *flags]
     environment = dict(
         LOGDIR=str(disk),
         KEEP=str(logdir),
@@ -594,7 +595,7 @@ def write(kept: dict, folder: pathlib.Path) -> None:
         "statuses of a task that may not be "
         "started again. Under run.sh a task is a fork of a process that has imported "
         f"TensorFlow, and begins {IMPORT_SECONDS} s later.\n\n"
-        "`.venv/bin/python tests/faults.py`, "
+        "`.venv/bin/python survey/faults.py`, "
         f"{' to '.join({days[0]: 0, days[-1]: 0})}, 2 cores, "
         f"TensorFlow 2.21, commit {', '.join(commits)}: {len(kept)} cells, "
         f"{hold} hold; {missing} are not run yet (–).\n\n"
