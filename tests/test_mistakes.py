@@ -375,7 +375,7 @@ def test_who_only_imports_the_package_keeps_their_tracebacks() -> None:
     assert sys.excepthook is not cluster._hook
 
 
-# --- Strangers ----------------------------------------------------------------
+# --- Links, and the limit of open files ------------------------------------------
 
 
 @pytest.mark.quick
