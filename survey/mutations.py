@@ -1,8 +1,8 @@
-"""Changes the update rules line by line, and says which changes no test notices.
+"""Changes the syntax trees of the update rules, and says what no test notices.
 
-    python survey/mutations.py HogWild AEASGD      each line of the schemes' rules
-    python survey/mutations.py cluster             some lines of the shared modules
-    python survey/mutations.py around              some lines of those around the rounds
+    python survey/mutations.py HogWild AEASGD      each place of the schemes' rules
+    python survey/mutations.py cluster             ten places of each shared module
+    python survey/mutations.py around --of 5       five of each around the rounds
     python survey/mutations.py                     everything; takes some hours
 
 Not a part of the tests: one runs it after a change of the rules or of the harness. A
@@ -24,11 +24,12 @@ import inspect
 import io
 import json
 import pathlib
+import random
 import shutil
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
@@ -59,288 +60,43 @@ OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mul
 # What a change would only rename or reword.
 HARMLESS = ("name_scope", "print")
 
-# Shared modules: module, what stands there, what shall stand there.
-NOTHING = "tf.control_dependencies([])"
-BY_HAND = [
-    # The number waits for what was pulled and pushed, and is taken under the lock.
-    ("stats", "[pushed[0], seen]", "[pushed[0]]"),
-    ("stats", "= stats, [lock], []", "= stats, [], []"),
-    ("stats", "tf.control_dependencies([self.unlocked])", NOTHING),
-    ("stats", "number < self.steps", "number <= self.steps"),
-    ("stats", "tf.logical_and(joined, number < self.steps)", "number < self.steps"),
-    ("stats", "else number - seen", "else number - seen + 1"),
-    ("stats", "tf.stack([number + 1, staleness,", "tf.stack([number, staleness,"),
-    ("stats", "self.row(pulled=1) * down", "self.row(pulled=1) * 0"),
-    ("stats", "examples=examples", "examples=1"),
-    ("stats", "held.add(row, applied, applied, staleness)", "pass"),
-    (
-        "stats",
-        "held.add(row, applied, applied, staleness)",
-        "held.add(row, joined, applied, staleness)",
-    ),
-    ("stats", "row * tf.cast(counts, tf.int64)", "row"),
-    ("stats", "ResourceScatterMax", "ResourceScatterUpdate"),
-    ("stats", "tf.reduce_sum(counters[:, 0])", "self.step.read_value()"),
-    ("stats", "tf.maximum(self.workers - ", "tf.maximum(0 * "),
-    ("stats", "tf.concat([times, largest[:, 2:]], 1)", "largest"),
-    # Who takes part, and who is silent.
-    ("incarnation", " & (number > 0)", ""),
-    ("incarnation", "tf.equal(tf.gather(self.joined, self.me), number) & ", ""),
-    ("incarnation", "*self.on_join]", "]"),
-    ("incarnation", "(since < -1) | ", ""),
-    ("incarnation", " | (since > STILL)", ""),
-    (
-        "incarnation",
-        "tf.where(beats > 0, beats, tf.fill([self.workers], opened))",
-        "beats",
-    ),
-    (
-        "incarnation",
-        "tf.where(tf.equal(number, 0), tf.zeros_like(silence), silence)",
-        "silence",
-    ),
-    # The barrier: who counts for which step, how many, and what is forgotten.
-    ("sync", "tf.equal(t, step) & place", "place"),
-    ("sync", " & tf.equal(taken[stats.me], 0)", ""),
-    ("sync", "tf.reduce_sum(taken) < self.size", "tf.constant(True)"),
-    ("sync", "tf.equal(others, self.size - 1)", "tf.equal(others, self.size - 2)"),
-    ("sync", "tf.equal(others, self.size - 1)", "tf.equal(others, self.size)"),
-    (
-        "sync",
-        "self.taken.assign(tf.zeros(self.taken.shape, tf.int64), read_value=False),",
-        "",
-    ),
-    ("sync", "self.attempt.assign_add(1, read_value=False),", ""),
-    ("sums", "mine > last, begin", "mine > mine, begin"),
-    ("sums", "mine >= last if begins", "mine > REFUSED if begins"),
-    ("sums", "total.assign(rounds.zeros(total), read_value=False)", "tf.no_op()"),
-    ("sync", "tf.reduce_max(", "tf.reduce_min("),
-    ("sync", "count = tf.maximum(self.mine.size(), 1)", "count = 1"),
-    ("sync", "step < self.stats.steps", "step <= self.stats.steps"),
-    ("sync", "state.on_open += [", "state.on_open += [][:0] and ["),
-    (
-        "sync",
-        "applied & tf.equal(self.named, held.read(self.attempt))",
-        "applied",
-    ),
-    ("sync", "stuck = tf.reduce_any(dead & half)", "stuck = tf.constant(False)"),
-    ("sync", "tf.not_equal(arrived, ARRIVED)", "tf.not_equal(arrived, AWAY)"),
-    ("sync", " + tf.cast(last, tf.int64)", ""),
-    ("sync", "tf.logical_and(held.joined, step < stats.steps)", "step < stats.steps"),
-    ("sync", "stats.row(dropped=1, **made)", "stats.row(**made)"),
-    ("sync", "updates=taken + made", "updates=made"),
-    ("sync", "updates=taken + made", "updates=taken"),
-    ("sync", "state.checks.append(", "(lambda _: 0)("),
-    ("sync", "stats.locked(added)", "stats.locked([])"),
-    ("sync", "stats.locked(update)", "stats.locked([])"),
-    ("sync", "state.heartbeats.read_value() > 0", "state.heartbeats.read_value() >= 0"),
-    (
-        "sync",
-        "waits = stats.step.read_value() < stats.steps",
-        "waits = tf.constant(True)",
-    ),
-    ("quorum", "len(silence) - self.size", "0"),
-    ("quorum", "STARTING * self.patience", "self.patience"),
-    ("quorum", "            self.due = 0.0\n", ""),
-    ("quorum", "            self.due = now + SAY\n", ""),
-    # The clocks: how far ahead, who counts, and who is woken.
-    (
-        "clocks",
-        "tf.reduce_min(clocks) <= self.bound",
-        "tf.reduce_min(clocks) < self.bound",
-    ),
-    ("clocks", "<= self.bound) | over", "<= self.bound + 1) | over"),
-    ("clocks", "<= self.bound) | over", "<= self.bound)"),
-    ("clocks", "incarnation.checks.append(", "incarnation.checks.count("),
-    ("clocks", "incarnation.on_open += [", "incarnation.on_open += [][:0] and ["),
-    ("clocks", "wake = waiting & self._may(held, clocks)", "wake = waiting & False"),
-    ("clocks", "self.stats.locked(update)", "self.stats.locked([])"),
-    ("clocks", "self.me & held.joined & applied", "self.me & held.joined"),
-    ("clocks", "self.me & held.joined & applied", "self.me & applied"),
-    (
-        "clocks",
-        "tf.where_v2(away, AWAY, self._now(held, back))",
-        "self._now(held, back)",
-    ),
-    (
-        "clocks",
-        "tf.equal(clocks, AWAY) & back, slowest",
-        "tf.equal(clocks, AWAY) & back, 0 * slowest",
-    ),
-    # A round after the other, on every ps; a push that does not count changes nothing.
-    ("rounds", "_wait(after[i : i + 1])", NOTHING),
-    ("rounds", "after[i : i + 1]", "after[:1]"),
-    ("rounds", "tf.control_dependencies([operation])", NOTHING),
-    ("rounds", "tf.control_dependencies([tf.identity(yes)])", NOTHING),
-    ("rounds", "n <= left and ", ""),
-    ("rounds", " and n * self.seconds <= CALL", ""),
-    ("rounds", "last = [*built[-1].update, *built[-1].local]", "last = []"),
-]
-# Of a shared module, the scheme whose tests are asked first.
-FIRST = {
-    "sync": "Synchronous-SGD",
-    "sums": "Synchronous-SGD",
+# Shared modules, and the scheme whose tests are asked first.
+SHARED = {
+    **dict.fromkeys(("stats", "incarnation", "rounds"), "HogWild"),
+    **dict.fromkeys(("sync", "sums", "quorum"), "Synchronous-SGD"),
     "clocks": "Stale-Synchronous-Parallel",
 }
-
-# Modules around the rounds: the same, and the tests that are asked, a file and what
-# their names have. Those that start processes start them with the changed module.
-RUN, FAULTS = "test_run.py", "test_faults.py"
-CHECKPOINT = RUN, "checkpoint_that_cannot_be_used"
-KILLED = RUN, "killed_resumed and HogWild"
-SHELLS = RUN, "three_shells"
-DIVERGES = FAULTS, "chief_that_diverges"
-MEMBERS = "test_membership.py", "not run_sh and not come_and_go and not told_to_end"
-BUSY = "test_peers.py", "dies_while_the_chief_is_busy"
-CUT = "test_peers.py", "bucket"
-AROUND = [
-    # One process's training: what it takes up, saves, and takes for its end.
-    ("report", "if became in (APPLIED, LATE):", "if True:", "test_report.py", "round"),
-    (
-        "rounds",
-        "if NOT_JOINED in became:",
-        "if False:",
-        "test_report.py",
-        "not_joined",
-    ),
-    ("training", "(tf.errors.OpError, ValueError) as", "KeyError as", *CHECKPOINT),
-    ("training", "self.saved[1] + self.args.save_seconds", "1e30", *KILLED),
-    ("training", "self.saver.restore(session, path)", "session", *KILLED),
-    # A run: what is lost and found, why it failed, and who is told of its end.
-    (
-        "run",
-        "        session.run(self.close_state)\n",
-        "",
-        "test_rounds.py",
-        "restore_ends_the_incarnation",
-    ),
-    (
-        "run",
-        "if step_context.session is self.session:",
-        "if True:",
-        FAULTS,
-        "ps_that_is_lost_after_the_last",
-    ),
-    (
-        "run",
-        "if self.is_alive(session):",
-        "if False:",
-        FAULTS,
-        "goes_on_with_the_model",
-    ),
-    (
-        "run",
-        "            if self.reason:\n                alive",
-        "            if False:\n                alive",
-        "test_rounds.py",
-        "waits_for_a_model_that_is_alive",
-    ),
-    ("run", "self.rendezvous.fail(str(error))", "pass", *DIVERGES),
-    ("run", "if self.chief and (failed or self.over):", "if False:", *SHELLS),
-    ("rendezvous", "if different:", "if False:", FAULTS, "task_of_another_run"),
-    (
-        "rendezvous",
-        "[check(stats) for check in checks]",
-        "[]",
-        FAULTS,
-        "worker_that_a_step_needs",
-    ),
-    (
-        "rendezvous",
-        "if min(silence[worker], waited) > GONE:",
-        "if False:",
-        "test_heartbeat.py",
-        "report_of_a_worker_that_is_gone",
-    ),
-    (
-        "heartbeat",
-        "        if reason:\n",
-        "        if False:\n",
-        "test_sync.py",
-        "run_has_failed",
-    ),
-    (
-        "heartbeat",
-        "if session is None and self.answer:",
-        "if session is None:",
-        FAULTS,
-        "silent_while_a_session_begins",
-    ),
-    (
-        "heartbeat",
-        "elif (quiet := now - self.heard[job, index]) >",
-        "elif (quiet := 0 * now) >",
-        FAULTS,
-        "test_a_ps_that_is_silent and Synchronous-SGD",
-    ),
-    ("heartbeat", "while not session.run(told):", "while True:", *SHELLS),
-    # Peers: who is lost, what all begin with, and who takes part.
-    (
-        "peers",
-        "if gone != 0 and ports.answers(hosts[0]):",
-        "if gone != 0:",
-        "test_peers.py",
-        "chief_that_has_left",
-    ),
-    ("ring", "reversed(list(zip(", "list(list(zip(", *CUT),
-    ("ring", "buckets, size = [[], *buckets], 0", "buckets = [[], *buckets]", *CUT),
-    ("ring", "buckets[0].insert(0, ", "buckets[0].append(", *CUT),
-    (
-        "ring",
-        "for bucket in buckets]",
-        "for bucket in [buckets[0], *buckets[:-1]]]",
-        *CUT,
-    ),
-    ("ring", "if len(users) == 1 and users[0].type in", "if users[0].type in", *CUT),
-    ("ring", "if op in behind]", "]", *CUT),
-    ("peers", "(owners == REPLACED.encode())", '(owners == b"")', *BUSY),
-    ("peers", ", *late]:", "]:", "test_heartbeat.py", "tells_a_lost_worker"),
-    (
-        "peers",
-        "        session.run(self.broadcast)\n",
-        "",
-        "test_peers.py",
-        "ring_that_breaks and DiLoCo",
-    ),
-    ("membership", "if 0 < worker < count:", "if worker < count:", *MEMBERS),
-    ("membership", "there == count or (late and there", "late and (there", *MEMBERS),
-    ("membership", "(late and there >= least)", "there >= least", *MEMBERS),
-    ("membership", "if _has_left(line)]", "if False]", *MEMBERS),
-    (
-        "membership",
-        'socket.AF_INET6 if "[" in host else socket.AF_INET',
-        "socket.AF_INET",
-        *MEMBERS,
-    ),
-    (
-        "membership",
-        "            with contextlib.suppress(tf.errors.OpError):\n",
-        "            with contextlib.nullcontext():\n",
-        *MEMBERS,
-    ),
-    # The launcher: its limits, and its tasks when it is gone.
-    (
-        "launch",
-        "        if not over:\n",
-        "        if False:\n",
-        RUN,
-        "signals_and_the_time_limit and HogWild",
-    ),
-    (
-        "launch",
-        "if status in (1, 2, ILLEGAL) or task.restarts >= self.max_restarts:",
-        "if status in (1, 2, ILLEGAL):",
-        RUN,
-        "worker_that_dies_ends_the_run",
-    ),
-    (
-        "launch",
-        "LAUNCHER: str(os.getpid())",
-        'LAUNCHER: "0"',
-        FAULTS,
-        "tasks_end_when_run_sh_is_killed",
-    ),
-]
+# Modules around the rounds, and the tests that are asked: a file, and what their names
+# have. Those that start processes start them with the changed module.
+AROUND = {
+    "report": {"test_report.py": ""},
+    "training": {
+        "test_run.py": "checkpoint_that_cannot_be_used or (killed_resumed and HogWild)"
+    },
+    "run": {
+        "test_rounds.py": "restore or alive",
+        "test_run.py": "three_shells",
+        "test_faults.py": "ps_that_is_lost_after_the_last or goes_on_with_the_model"
+        " or chief_that_diverges",
+    },
+    "rendezvous": {
+        "test_heartbeat.py": "",
+        "test_faults.py": "task_of_another_run or worker_that_a_step_needs",
+    },
+    "heartbeat": {
+        "test_heartbeat.py": "",
+        "test_run.py": "three_shells",
+        "test_faults.py": "ps_that_is_silent",
+    },
+    "peers": {"test_peers.py": "chief or (ring_that_breaks and DiLoCo)"},
+    "ring": {"test_peers.py": "trace or bucket"},
+    "membership": {"test_membership.py": "not run_sh and not told_to_end"},
+    "launch": {
+        "test_run.py": "(signals_and_the_time_limit and HogWild)"
+        " or worker_that_dies_ends_the_run",
+        "test_faults.py": "tasks_end_when_run_sh_is_killed",
+    },
+}
 
 
 # --- Changes of a scheme ------------------------------------------------------
@@ -412,6 +168,93 @@ def edits(node: ast.AST, names: list[str]) -> list[tuple[str, object]]:
             elements = [*node.elts[1:], node.elts[0]]
             put(f"{ast.unparse(node)}: turned", "elts", elements)
     return found
+
+
+# --- Changes of a shared module -----------------------------------------------
+
+LIMITS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+LIMITS |= {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+NOTHING = ast.List([], ast.Load())
+
+
+def anywhere(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Yields (line, what was done, changed text) for each place of a module.
+
+    A statement is left out, a condition is always or never true, or something else
+    stands for an expression, see `instead_of`.
+    """
+    whole = ast.unparse(tree)
+    for node in ast.walk(tree):
+        for field, value in ast.iter_fields(node):
+            for line, what, new in fields(node, field, value):
+                setattr(node, field, new)
+                text = ast.unparse(tree)
+                setattr(node, field, value)
+                if text != whole:
+                    yield line, what, text
+
+
+def fields(node: ast.AST, field: str, value: object) -> Iterator[tuple]:
+    """Yields (line, what, new value) for a field of a node."""
+    several = value if isinstance(value, list) else [value]
+    for i, one in enumerate(several):
+        if isinstance(one, ast.Expr | ast.Assign | ast.AugAssign | ast.Raise):
+            is_text = isinstance(getattr(one, "value", None), ast.Constant)
+            if not isinstance(node, ast.Module | ast.ClassDef) and not is_text:
+                rest = several[:i] + several[i + 1 :]
+                yield one.lineno, f"{ast.unparse(one)}: left out", rest or [ast.Pass()]
+        elif isinstance(one, ast.expr):
+            for new in instead_of(one, field):
+                what = f"{ast.unparse(one)}: {ast.unparse(new)}"
+                changed = several[:i] + [new] + several[i + 1 :]
+                yield one.lineno, what, changed if several is value else new
+
+
+def instead_of(node: ast.expr, field: str) -> Iterator[ast.expr]:
+    """Yields what may stand for an expression."""
+    if field == "test":
+        yield from map(ast.Constant, (True, False))
+    if isinstance(node, ast.BoolOp):
+        for i in range(len(node.values)):
+            rest = node.values[:i] + node.values[i + 1 :]
+            yield ast.BoolOp(node.op, rest) if len(rest) > 1 else rest[0]
+    elif isinstance(node, ast.BinOp):
+        yield from (node.left, node.right)
+        if other := OTHER.get(type(node.op)):
+            yield ast.BinOp(node.left, other(), node.right)
+    elif isinstance(node, ast.IfExp):
+        yield from (node.body, node.orelse)
+    elif isinstance(node, ast.List | ast.Tuple) and isinstance(node.ctx, ast.Load):
+        for i in range(len(node.elts)):
+            yield type(node)(node.elts[:i] + node.elts[i + 1 :], ast.Load())
+    elif isinstance(node, ast.ListComp):
+        yield NOTHING
+        every = [ast.comprehension(g.target, g.iter, [], 0) for g in node.generators]
+        yield ast.ListComp(node.elt, every)
+    elif isinstance(node, ast.Compare):
+        if len(node.ops) > 1:
+            yield ast.Compare(node.comparators[0], node.ops[1:], node.comparators[1:])
+        elif other := LIMITS.get(type(node.ops[0])):
+            yield ast.Compare(node.left, [other()], node.comparators)
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield ast.Constant(node.value + 1)
+    elif isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name in HARMLESS:
+            return
+        if name.startswith(("reduce_", "not_", "equal", "logical_")):
+            for yes in "True", "False":
+                yield ast.parse(f"tf.constant({yes})", mode="eval").body
+        if name in ("control_dependencies", "locked"):
+            yield ast.Call(node.func, [NOTHING], node.keywords)
+        else:  # one of what it was given, or all but one
+            yield from (one for one in node.args if not isinstance(one, ast.Starred))
+            for i in range(len(node.args)):
+                rest = node.args[:i] + node.args[i + 1 :]
+                yield ast.Call(node.func, rest, node.keywords)
+        for keyword in node.keywords:
+            rest = [one for one in node.keywords if one is not keyword]
+            yield ast.Call(node.func, node.args, rest)
 
 
 # --- The tests of a scheme, in this process -----------------------------------
@@ -529,24 +372,20 @@ def taken_over(
 
 
 @contextlib.contextmanager
-def changed(name: str, old: str, new: str) -> Iterator[str]:
-    """Has a module of cluster/ changed in this process; yields its changed text.
+def changed(name: str, text: str) -> Iterator[None]:
+    """Has a module of cluster/ with another text in this process.
 
-    What is started here is no part of this process: then only copies have it.
+    The launcher is no part of this process: only copies have it.
     """
     if name == "launch":
-        source = (launch.REFERENCE / "launch.py").read_text()
-        assert source.count(old) == 1, f"launch.py has not one {old!r}"
-        yield source.replace(old, new)
+        yield
         return
     module = importlib.import_module(f"cluster.{name}")
-    source = pathlib.Path(module.__file__).read_text()
-    assert source.count(old) == 1, f"cluster/{name}.py has not one {old!r}"
-    text, before = source.replace(old, new), dict(vars(module))
+    before = dict(vars(module))
     exec(compile(text, module.__file__, "exec"), module.__dict__)
     instead = taken_over(module, before)
     try:
-        yield text
+        yield
     finally:
         vars(module).clear()
         vars(module).update(before)
@@ -554,18 +393,33 @@ def changed(name: str, old: str, new: str) -> Iterator[str]:
             setattr(other, own, value)
 
 
-def shared() -> tuple[list[str], list[str]]:
-    """Tries every change of BY_HAND; returns what was said, and those not noticed."""
+def drawn(names: Iterable[str], count: int) -> list[tuple[str, int, str, str]]:
+    """Returns (module, line, what was done, text) of `count` changes of each module.
+
+    They are drawn at random, and are the same as long as the module is.
+    """
+    found = []
+    for name in names:
+        source = launch.REFERENCE / "launch.py"
+        if name != "launch":
+            source = pathlib.Path(importlib.import_module(f"cluster.{name}").__file__)
+        every = list(anywhere(ast.parse(source.read_text())))
+        some = random.Random(name).sample(every, min(count, len(every)))
+        found += [(name, *one) for one in sorted(some)]
+    return found
+
+
+def shared(count: int) -> tuple[list[str], list[str]]:
+    """Tries changes of SHARED; returns what was said, and those not noticed."""
     left, said = [], []
-    for name, old, new in BY_HAND:
-        with changed(name, old, new):
+    for name, line, what, text in drawn(SHARED, count):
+        with changed(name, text):
             # A scheme that has it notices sooner than all tests one after the other.
-            first = FIRST.get(name, "HogWild")
-            by = noticed(first) or noticed("Synchronous-SGD") or noticed(None)
+            by = noticed(SHARED[name]) or noticed("Synchronous-SGD") or noticed(None)
         said.append(by)
-        print(f"{name}  {old!r} -> {new!r}  {by or 'NOT NOTICED'}", flush=True)
+        print(f"{name}:{line}  {what}  {by or 'NOT NOTICED'}", flush=True)
         if not by:
-            left.append(f"{name}  {old!r} -> {new!r}")
+            left.append(f"{name}:{line}  {what}")
     return said, left
 
 
@@ -576,7 +430,7 @@ def in_copies(name: str, text: str) -> Iterator[None]:
 
     def changing(source, target, *rest, **more):
         made = copytree(source, target, *rest, **more)
-        path = pathlib.Path(target, *["cluster"] * (name != "launch"), f"{name}.py")
+        path = pathlib.Path(target, "" if name == "launch" else "cluster", f"{name}.py")
         if path.exists():
             path.write_text(text)
         return made
@@ -588,22 +442,27 @@ def in_copies(name: str, text: str) -> Iterator[None]:
         shutil.copytree = copytree
 
 
-def around() -> tuple[list[str], list[str]]:
-    """Tries every change of AROUND; returns what was said, and those not noticed."""
-    left, said, good = [], [], set()
-    for name, old, new, file, words in AROUND:
-        options = [str(TESTS / file), "-k", words]
-        if (file, words) not in good:
+def around(count: int) -> tuple[list[str], list[str]]:
+    """Tries changes of AROUND; returns what was said, and those not noticed."""
+
+    def fails(name: str) -> str:
+        for file, words in AROUND[name].items():
             plugin = First()
-            fails = asked(plugin, options, seconds=300)
-            assert plugin.count and not fails, f"{words} as it is: {fails or 'no test'}"
-            good.add((file, words))
-        with changed(name, old, new) as text, in_copies(name, text):
-            by = asked(First(), options, seconds=300)
+            if by := asked(plugin, [str(TESTS / file), "-k", words], seconds=300):
+                return by
+            assert plugin.count, f"{file} has no test {words}"
+        return ""
+
+    left, said = [], []
+    for name in AROUND:
+        assert not (by := fails(name)), f"{name} as it is: {by}"
+    for name, line, what, text in drawn(AROUND, count):
+        with changed(name, text), in_copies(name, text):
+            by = fails(name)
         said.append(by)
-        print(f"{name}  {old!r} -> {new!r}  {by or 'NOT NOTICED'}", flush=True)
+        print(f"{name}:{line}  {what}  {by or 'NOT NOTICED'}", flush=True)
         if not by:
-            left.append(f"{name}  {old!r} -> {new!r}")
+            left.append(f"{name}:{line}  {what}")
     return said, left
 
 
@@ -613,12 +472,14 @@ def main() -> None:
     parts = [*HARNESSES, *of]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", nargs="*", help=f"one of {', '.join(parts)}")
-    chosen = parser.parse_args().part or parts
+    parser.add_argument("--of", type=int, default=10, help="changes of a shared module")
+    args = parser.parse_args()
+    chosen = args.part or parts
     if unknown := sorted({*chosen} - {*parts}):
         parser.error(f"{unknown[0]} is not one of {', '.join(parts)}")
     for name in chosen:
         began = time.monotonic()
-        said, left = of[name]() if name in of else scheme(name)
+        said, left = of[name](args.of) if name in of else scheme(name)
         minutes = round((time.monotonic() - began) / 60)
         one = {"changes": len(said), "not noticed": left, "minutes": minutes}
         if name != "around":  # which asks certain tests, of any level
