@@ -43,6 +43,7 @@ TESTS = launch.REPO / "tests"
 
 FILES = (
     "test_heartbeat.py",
+    "test_report.py",
     "test_conformance.py",
     "test_sync.py",
     "test_rounds.py",
@@ -278,8 +279,8 @@ class First:
 class Chosen(First):
     """The same for the tests that concern a folder: the quick ones, or the rest.
 
-    Those with a directory of their own are left out: most of them start tasks, and a
-    task has the script as it is.
+    Of the rest those with a directory of their own are left out: most of them start
+    tasks, and a task has the script as it is.
     """
 
     def __init__(self, folder: str | None, quick: bool) -> None:
@@ -291,7 +292,7 @@ class Chosen(First):
 
     def wants(self, item: pytest.Item) -> bool:
         quick = item.get_closest_marker("quick") is not None
-        if quick != self.quick or "tmp_path" in item.fixturenames:
+        if quick != self.quick or (not quick and "tmp_path" in item.fixturenames):
             return False
         if self.folder is None:
             return True

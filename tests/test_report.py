@@ -6,9 +6,9 @@ The clock here only moves when a test moves it, and most sessions are not one.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +18,6 @@ import launch
 import numpy as np
 import pytest
 import registry
-from harness import tf
 
 from cluster import report, rounds, task
 
@@ -276,6 +275,7 @@ def test_a_call_is_never_much_longer_than_a_second(seconds, clock, calls):
         session.make(calls)
         # A look's rounds, and a call that began just before the look was due.
         assert clock.now - began <= max(rounds.LOOK + 1.01, seconds)
+        assert clock.now - began >= 0.9 or seconds > 0.05
     assert rounds.LOOK <= 1
     assert max(session.calls) * seconds <= max(1.01, seconds)
     if seconds <= 0.05:
@@ -357,8 +357,8 @@ def test_the_curves_have_a_command_that_can_be_typed(tmp_path, monkeypatch):
 def test_no_two_runs_share_a_file_of_events(monkeypatch, tmp_path):
     """Not in one LOGDIR at one time, from containers of one name and process 1."""
     clock = Clock(monkeypatch, tmp_path)
-    monkeypatch.setattr(report.socket, "gethostname", lambda: "trainer")
-    monkeypatch.setattr(report.os, "getpid", lambda: 1)
+    monkeypatch.setattr(socket, "gethostname", lambda: "trainer")
+    monkeypatch.setattr(os, "getpid", lambda: 1)
     for _ in range(2):
         report.Curves(str(tmp_path)).add(1, {"loss": 1.0})
     names = [path.name for path in tmp_path.iterdir()]
@@ -385,34 +385,3 @@ def test_a_disk_that_is_full_costs_points_of_the_curves_and_no_more(tmp_path):
     points = re.findall(r"^loss (\d+) (\d+)\.0$", done.stdout, re.MULTILINE)
     steps = [int(step) for step, value in points if step == value]
     assert steps[0] == 1 and steps[-2:] == [2000, 2001] and len(steps) < 2001, steps
-
-
-# --- Checkpoints --------------------------------------------------------------
-
-
-def test_the_checkpoints_of_the_process_before_are_deleted_too(tmp_path):
-    """Five are kept of a run, however often it was started again."""
-    training = importlib.import_module("cluster.training")
-
-    def saved_by_a_process(first, last):
-        with tf.Graph().as_default(), tf.Session() as session:
-            one = object.__new__(training.Training)
-            one.args, one.chief = argparse.Namespace(logdir=str(tmp_path)), True
-            one.saved, one.complained = (None, 0), False
-            one.global_step = tf.train.get_or_create_global_step()
-            one.saver, to = tf.train.Saver(), tf.placeholder(tf.int64)
-            one.initializer = tf.global_variables_initializer()
-            assign = one.global_step.assign(to, read_value=False)
-            began = one.restore(session)
-            for step in range(first, last + 1):
-                session.run(assign, {to: step})
-                one.save(session)
-        return began
-
-    assert saved_by_a_process(1, 5) == 0
-    assert saved_by_a_process(6, 8) == 5
-    steps = {
-        int(re.search(r"ckpt-(\d+)\.", path.name)[1])
-        for path in tmp_path.glob("model.ckpt-*.index")
-    }
-    assert steps == {4, 5, 6, 7, 8}

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import importlib
 import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
-import types
 
 import harness
 import launch
@@ -247,10 +245,10 @@ def test_counters_with_a_backup_worker() -> None:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> types.SimpleNamespace:
+def cases(draw: st.DrawFn) -> dict:
     """Draws the shape of a run: workers, ps, rounds of a call, updates."""
     workers = draw(st.integers(1, harness.WORKERS))
-    return types.SimpleNamespace(
+    return dict(
         workers=workers,
         num_ps=draw(st.integers(1, 2)),
         rounds=draw(st.integers(2, 8)),
@@ -263,61 +261,20 @@ def cases(draw: st.DrawFn) -> types.SimpleNamespace:
 @pytest.mark.parametrize("folder", launch.some(["HogWild", "AEASGD", "SAGN"], SCHEMES))
 @given(case=cases())
 @settings(max_examples=launch.thorough(2, 10))
-def test_counters_of_any_run(folder: str, case: types.SimpleNamespace) -> None:
-    flags = [f"--steps={case.steps}"]
+def test_counters_of_any_run(folder: str, case: dict) -> None:
+    count, aggregate = case.pop("workers"), case.pop("aggregate")
+    steps = case.pop("steps")
+    flags = [f"--steps={steps}"]
     if folder in SYNCHRONOUS:
-        flags.append(f"--replicas_to_aggregate={case.aggregate}")
-    options = dict(num_ps=case.num_ps, rounds=case.rounds, start=[0.0, 1.0])
-    with Run(folder, *flags, streams=[[1.0, 3.0]] * case.workers, **options) as run:
-        made = run.at_once(lambda w: w.to_the_end([1, case.rounds]))
-        assert_counters(run, made, case.steps)
+        flags.append(f"--replicas_to_aggregate={aggregate}")
+    options = dict(start=[0.0, 1.0], streams=[[1.0, 3.0]] * count)
+    with Run(folder, *flags, **options, **case) as run:
+        made = run.at_once(lambda w: w.to_the_end([1, run.rounds]))
+        assert_counters(run, made, steps)
         assert np.isfinite(run.chief.now()).all()
 
 
-# --- How many rounds a call makes ---------------------------------------------
-
-
-class Clock:
-    """Time that passes only while rounds are made, and what was made.
-
-    It stands for the session, and for the report.
-    """
-
-    def __init__(self, seconds: list[float], steps: int, monkeypatch) -> None:
-        self.now, self.seconds, self.made = 0.0, iter(seconds), []
-        self.left, self.args = steps, types.SimpleNamespace(steps=steps)
-        monkeypatch.setattr(rounds.time, "monotonic", lambda: self.now)
-
-    def make_callable(self, fetch: list) -> object:
-        def call():
-            size = fetch[0].shape.num_elements()
-            done = sum(self.made)
-            self.made.append(size)
-            self.now += size * next(self.seconds)
-            counts = np.zeros([size, 3], np.int64)
-            counts[:, 0] = done + 1 + np.arange(size)
-            return np.zeros(size), counts, None
-
-        return call
-
-    def rounds(self, losses: np.ndarray, counts: np.ndarray) -> None:
-        assert len(losses) == len(counts)
-
-    def call(self, calls: rounds.Calls) -> None:
-        """Makes rounds until somebody is to have a look."""
-        self.left = calls.make(self, self.left, self)
-
-
-def calls_of(sizes: tuple) -> rounds.Calls:
-    """Returns Calls of rounds that do nothing."""
-
-    def nothing(last):
-        zero, packed = tf.zeros([], tf.int64), tf.zeros([3], tf.int64)
-        counted = rounds.Counted(zero, zero, tf.constant(True), packed)
-        return rounds.Round(tf.constant(0.0), counted, [tf.no_op()])
-
-    with tf.Graph().as_default():
-        return rounds.Calls(nothing, sizes)
+# --- The rounds of a call ------------------------------------------------------
 
 
 @pytest.mark.parametrize("draws", [False, True], ids=["constant", "drawing"])
@@ -345,39 +302,6 @@ def test_the_rounds_of_a_call_follow_each_other(draws) -> None:
     assert values[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert len(built) == 6
     assert len(set(values[:, 1])) == (6 if draws else 1)
-
-
-def test_short_rounds_are_made_many_at_once(monkeypatch) -> None:
-    """The first one alone, to see how long it takes; never more than are left."""
-    clock = Clock(itertools.repeat(0.001), 35, monkeypatch)
-    clock.call(calls_of((1, 10)))
-    assert clock.made == [1, 10, 10, 10, 1, 1, 1, 1] and clock.left == 0
-
-
-def test_long_rounds_are_made_alone(monkeypatch) -> None:
-    """So that log, checkpoints and Ctrl-C are at most about a second away."""
-    clock = Clock(itertools.repeat(0.3), 100, monkeypatch)
-    calls = calls_of((1, 10))
-    for _ in range(5):
-        begun = clock.now
-        clock.call(calls)
-        assert clock.now - begun <= 1.0
-    assert set(clock.made) == {1}
-
-
-def test_rounds_that_become_long_are_made_alone_from_then_on(monkeypatch) -> None:
-    clock = Clock([0.001] * 4 + [0.2] * 50, 500, monkeypatch)
-    calls = calls_of((1, 10))
-    for _ in range(6):
-        clock.call(calls)
-    assert clock.made[:4] == [1, 10, 10, 10]
-    assert set(clock.made[6:]) == {1}
-
-
-def test_calls_end_after_about_a_second(monkeypatch) -> None:
-    clock = Clock(itertools.repeat(0.01), 10_000, monkeypatch)
-    clock.call(calls_of((1, 10)))
-    assert 0.9 <= clock.now <= 1.1
 
 
 # --- Incarnations -------------------------------------------------------------
@@ -587,22 +511,6 @@ def test_a_restore_ends_the_incarnation_before_it_puts_anything_back(
         run.join(0)
         assert run.chief.step() == 0 and run.counters()["rounds"] == [0, 0]
         assert run.chief.push()[:3] == (1, 0, rounds.APPLIED)
-
-
-@pytest.mark.quick
-def test_after_a_loss_a_worker_waits_for_a_model_that_is_alive(monkeypatch) -> None:
-    """The incarnation that it was in is open until the chief has noticed the loss."""
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    asked = iter([False, False, True])  # StopIteration if it is asked again
-    args = types.SimpleNamespace(worker_hosts=["a:1"], patience=60)
-    training = types.SimpleNamespace(
-        chief=False, args=args, reason=None, is_alive=lambda session: next(asked)
-    )
-    prepare = importlib.import_module("cluster.run").Run.prepare
-    prepare(training, None)  # nothing was lost: it does not ask
-    training.reason = "a ps is gone"
-    prepare(training, None)
-    assert list(asked) == []
 
 
 def test_the_counters_say_which_step_it_is() -> None:

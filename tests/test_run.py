@@ -669,6 +669,17 @@ def test_a_checkpoint_that_cannot_be_used(damage, twenty_steps, tmp_path):
     assert "Traceback" not in run.output, run.output
 
 
+def test_five_checkpoints_are_kept_of_a_run_however_often_it_is_started(tmp_path):
+    """Those that another process has written are deleted, too."""
+    copy, logdir = copy_of("Non-Distributed-Setup", tmp_path), tmp_path / "logdir"
+    for steps in (30, 60):
+        command = ["--steps", str(steps), "--save_seconds", "1e-6"]
+        with run_sh(copy, *command, LOGDIR=str(logdir)) as run:
+            assert run.wait() == 0, run.output
+    kept = [int(path.stem.split("-")[1]) for path in logdir.glob("model.ckpt-*.index")]
+    assert len(kept) == 5 and min(kept) > 30 and max(kept) == 60, kept
+
+
 # --- Another problem ----------------------------------------------------------
 
 
