@@ -12,13 +12,11 @@ import importlib.util
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import faults
-import harness
 import hosts
 import launch
 import moved
@@ -28,7 +26,6 @@ import pytest
 import registry
 import soak
 import walls
-from harness import tf
 from launch import (
     ByHand,
     WorkersByHand,
@@ -312,11 +309,29 @@ def test_a_chief_that_is_gone_for_good(folder, tmp_path):
         worker.wait_for("  loss ")
         chief.process.kill()
         cause = time.monotonic()
+        where = f"from the chief, worker 0 at {run.workers[0]}"
         for task in (worker, ps):
             assert task.wait(60) == 138, task.output
-            where = f"from the chief, worker 0 at {run.workers[0]}"
             one_sentence(task, "no answer in ", f" s {where}: without it nothing is")
         assert time.monotonic() - cause < 6 + 4 * WITHIN
+
+
+def test_a_worker_that_is_started_again_waits_for_the_chief_anew(tmp_path):
+    """Else all its starts would be used up at once."""
+    copy = copy_of("HogWild", tmp_path)
+    flags = [*LONG, "--logdir", str(tmp_path / "logdir")]
+    with ByHand(copy, *flags) as run:
+        run.start("ps", 0, "--patience", "100")
+        chief = run.start("worker", 0)
+        chief.wait_for("  loss ")
+        chief.process.kill()
+        time.sleep(8)  # more than the worker's patience
+        worker = run.start("worker", 1, "--patience", "6")
+        worker.wait_for("  loss ")
+        began = time.monotonic()
+        assert worker.wait(60) == 138, worker.output
+        assert time.monotonic() - began > 3
+    one_sentence(worker, "no answer in ", " s from the chief, worker 0 at ")
 
 
 def test_nobody_answers(tmp_path):
@@ -373,26 +388,17 @@ def test_a_ps_that_is_silent(folder, tmp_path):
         assert time.monotonic() - cause < 8 + 4 * WITHIN
 
 
-def test_a_ps_that_is_silent_while_a_session_begins(monkeypatch):
+def test_a_ps_that_falls_silent_while_the_others_start(tmp_path):
     """Its port is open and nothing comes, as of a process that is stopped."""
-    heartbeat, said = importlib.import_module("cluster.heartbeat"), []
-    incarnation = importlib.import_module("cluster.incarnation")
-
-    def end_now(*why):
-        said.append(why)
-        thread.stopped.set()
-
-    monkeypatch.setattr(heartbeat, "end_now", end_now)
-    speaks = harness.servers(1)[0].task_address("ps", 0)
-    with socket.create_server(("localhost", 0)) as stopped, tf.Graph().as_default():
-        where = f"localhost:{stopped.getsockname()[1]}"
-        args = launch.defaults_of("HogWild")
-        args.ps_hosts, args.patience = [speaks, where], 0.1
-        thread = heartbeat.Heartbeat(args, None, incarnation.Incarnation(args))
-        thread.run()
-    ((sentence, status),) = said
-    assert re.fullmatch(rf"no answer in \d+ s from ps 1 at {where}", sentence)
-    assert status == 138
+    copy = copy_of("HogWild", tmp_path)
+    flags = ["--patience", "4", "--logdir", str(tmp_path / "logdir")]
+    with ByHand(copy, *flags, num_ps=2) as run:
+        run.start("ps", 0)
+        ps, chief = run.start("ps", 1), run.start("worker", 0)
+        chief.wait_for("variable ")  # it is about to begin its session
+        ps.process.send_signal(signal.SIGSTOP)
+        assert chief.wait(60) == 138, chief.output
+    one_sentence(chief, "no answer in ", f" s from ps 1 at {run.ps[1]}")
 
 
 @launch.if_thorough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import json
@@ -9,14 +10,17 @@ import os
 import pathlib
 import socket
 import threading
+import time
 import types
+from collections.abc import Iterator
 
+import harness
 import launch
 import numpy as np
 import pytest
+from harness import tf
 
-launch.reference()
-from cluster import (  # noqa: E402  # noqa: E402
+from cluster import (
     heartbeat,
     incarnation,
     neighbours,
@@ -36,13 +40,9 @@ HOSTS = ["a:2222", "b:2222", "c:2222"]
 
 
 class Clock:
-    """Stands in for the module `time`."""
+    """Time that passes only while somebody sleeps."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+    now = 100.0
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -51,9 +51,28 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    for module in (heartbeat, patience, rendezvous):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "sleep", clock.sleep)
     return clock
+
+
+class Ended(Exception):
+    """The program would have ended, with this status."""
+
+
+@pytest.fixture
+def ends(monkeypatch) -> None:
+    """Whoever ends the program raises Ended here."""
+
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    monkeypatch.setattr(os, "_exit", end)
+
+
+@pytest.fixture
+def logdir(ends, tmp_path) -> pathlib.Path:
+    return tmp_path
 
 
 def test_who_cannot_be_reached_is_said_once_and_not_for_ever(clock, capsys) -> None:
@@ -82,64 +101,16 @@ def test_a_task_that_has_just_died_is_not_behind_a_wall(clock, capsys) -> None:
     assert capsys.readouterr().out == ""
 
 
-class Session:
-    """Answers a fetch, which is a string here, with the value of that name."""
-
-    def __init__(self, **values: object) -> None:
-        self.values = values
-
-    def run(self, fetch: object) -> object:
-        if isinstance(fetch, str):
-            return self.values[fetch]
-        return fetch if isinstance(fetch, dict) else [*map(self.run, fetch)]
-
-
-def thread_of(kind: type, me: int, **more: object) -> heartbeat.Heartbeat:
-    """Returns a heartbeat of worker `me` of three that has not been started."""
-    args = types.SimpleNamespace(task_index=me, worker_hosts=HOSTS, ps_hosts=[])
-    args.patience = 60
-    one = kind.__new__(kind)
-    one.args, one.serving, one.unreachable = args, {("worker", 0): HOSTS[0]}, {}
-    one.reason, one.chief, one.checks, one.me = "reason", "chief", [], me
-    for name, value in more.items():
-        setattr(one, name, value)
-    return one
-
-
-def test_a_ps_that_falls_silent_while_a_session_begins(monkeypatch) -> None:
-    """The session waits for ever; the worker ends after `patience` all the same."""
-    silent, hangs, ended = set(), threading.Event(), []
-
-    def session() -> None:
-        silent.add(HOSTS[0])
-        assert hangs.wait(60)
-        raise heartbeat.tf.errors.AbortedError(None, None, "")
-
-    monkeypatch.setattr(heartbeat, "EVERY", 0.01)
-    monkeypatch.setattr(heartbeat.ports, "unreachable", lambda *_: silent)
-    monkeypatch.setattr(heartbeat.ports, "Names", lambda *_: threading.Thread())
-    stopped = threading.Event()
-    one = thread_of(heartbeat.Heartbeat, 1, session=session, stopped=stopped)
-    one.args.patience, one.heard, one.answer = 0.1, {("worker", 0): 0.0}, False
-
-    def end(sentence: str) -> None:
-        ended.append(sentence)
-        stopped.set()
-        hangs.set()
-
-    one.end = end
-    one.run()
-    assert len(ended) == 1 and f"from worker 0 at {HOSTS[0]}" in ended[0]
-
-
 @pytest.mark.parametrize("jump", [3600, -3600, 30])
 def test_a_clock_of_ps_0_that_jumps(jump, monkeypatch) -> None:
     """Nobody counts as silent for it, nor if ps 0 stood still for a while."""
-    tf = heartbeat.tf
-    args = types.SimpleNamespace(task_index=0, worker_hosts=HOSTS, ps_hosts=["d:2222"])
-    monkeypatch.setattr(incarnation.addresses, "device", lambda _: "/cpu:0")
-    with tf.Graph().as_default(), tf.Session() as session:
-        now = tf.Variable(1e6, dtype=tf.float64, use_resource=True)
+    args, target = launch.defaults_of("HogWild", 3), harness.servers(1)[2][0]
+    with contextlib.ExitStack() as stack:
+        graph = stack.enter_context(tf.Graph().as_default())
+        stack.enter_context(graph.container(f"jump {jump}"))
+        session = stack.enter_context(tf.Session(target))
+        with tf.device("/job:ps/task:0"):
+            now = tf.Variable(1e6, dtype=tf.float64, use_resource=True)
         monkeypatch.setattr(tf, "timestamp", now.read_value)
         one = incarnation.Incarnation(args)
         other = copy.copy(one)
@@ -158,34 +129,6 @@ def test_a_clock_of_ps_0_that_jumps(jump, monkeypatch) -> None:
         session.run(now.assign_add(8.0))
         session.run(beats[1])
         assert session.run(silence)[:2].tolist() == [8, 0]
-
-
-@pytest.mark.parametrize(("silence", "ends"), [(60, False), (61, True)])
-def test_a_run_without_a_chief_is_a_failure(silence, ends, clock) -> None:
-    """A worker ends after `--patience`: nobody would save what it computes."""
-    ended = []
-    one = thread_of(heartbeat.Heartbeat, 1, end=ended.append)
-    one.unreached = types.SimpleNamespace(note=lambda _: None)
-    one.began = clock.now - 100
-    one.look(Session(reason=b"", chief=silence))
-    where = f"the chief, worker 0 at {HOSTS[0]}"
-    said = f"no answer in 61 s from {where}: without it nothing is saved"
-    assert ended == [said] * ends
-
-
-def test_a_worker_that_is_started_again_waits_for_the_chief_anew(clock) -> None:
-    """Else all its starts would be used up at once."""
-    ended = []
-    one = thread_of(heartbeat.Heartbeat, 1, end=ended.append)
-    one.unreached = types.SimpleNamespace(note=lambda _: None)
-    one.began = clock.now
-    for seconds in (0, 60):
-        clock.now += seconds
-        one.look(Session(reason=b"", chief=500))
-    assert not ended
-    clock.now += 1
-    one.look(Session(reason=b"", chief=500))
-    assert [words[:19] for words in ended] == ["no answer in 61 s f"]
 
 
 def test_what_closing_a_lost_session_raises_is_in_the_log(
@@ -223,23 +166,6 @@ def test_a_worker_that_is_cut_off_as_it_joins_asks_again(error, monkeypatch) -> 
     assert len(asked) == 3
 
 
-def test_nobody_waits_for_the_report_of_a_worker_that_is_gone(clock, capsys) -> None:
-    """Worker 1 has died; worker 2 was never there; both get 10 s to report."""
-    one = rendezvous.Rendezvous.__new__(rendezvous.Rendezvous)
-    one.reports = "reports"
-    losses, owners = np.array([0.5, np.nan, np.nan]), [b"x", b"y", b""]
-    began, checks = clock.now, []
-    session = Session(reports=(losses, np.array([0.0, 99.0, 99.0]), owners))
-    found = one.collect(session, lambda: checks.append(clock.now))
-    assert found == {0: 0.5, 1: None, 2: None}
-    assert heartbeat.GONE < clock.now - began < heartbeat.GONE + 1 and len(checks) > 9
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
-        "worker 1 is gone: the run ends without it",
-        "worker 2 has not joined: the run ends without it",
-    ]
-
-
 def test_connections_to_an_address_that_a_task_has_left_are_closed(monkeypatch) -> None:
     """Those to another task stay; and while the name is unknown nothing happens."""
     found, looks = {}, iter("aabb")
@@ -259,8 +185,8 @@ def test_connections_to_an_address_that_a_task_has_left_are_closed(monkeypatch) 
         with socket.create_server(("127.0.0.1", 0)) as other:
             here, there = one.getsockname()[1], other.getsockname()[1]
             lines = [socket.create_connection(("127.0.0.1", p)) for p in (here, there)]
-            monkeypatch.setattr(ports.socket, "getaddrinfo", getaddrinfo)
-            monkeypatch.setattr(ports.time, "sleep", sleep)
+            monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+            monkeypatch.setattr(time, "sleep", sleep)
             files = os.listdir("/dev/fd")
             with pytest.raises(StopIteration):
                 ports.Names(["moves:1", "stays:2"], 2).run()
@@ -275,79 +201,83 @@ def test_connections_to_an_address_that_a_task_has_left_are_closed(monkeypatch) 
 
 
 @pytest.mark.parametrize(
-    ("silence", "found"), [([0, 1, 1], True), ([0, 2.9, 9], True), ([0, 4, 0], False)]
-)
-def test_gossip_names_whom_it_cannot_reach_while_that_lives(
-    silence, found, monkeypatch
-) -> None:
-    monkeypatch.setattr(neighbours.ports, "unreachable", lambda _: {HOSTS[1]})
-    dialled = dict(enumerate(HOSTS))
-    one = thread_of(neighbours.Heartbeat, 0, dialled=dialled, silence="silence")
-    assert one.cannot_reach(Session(silence=silence)) == ({ONE} if found else set())
-
-
-@pytest.mark.parametrize(
     ("graph", "me", "others"),
     [("ring", 0, [1, 2]), ("ring", 1, []), ("ring", 2, [1]), ("complete", 2, [1])],
 )
 def test_from_whom_a_worker_of_gossip_fetches(graph, me, others) -> None:
     """The chief reads all replicas; an active worker those of its neighbours."""
-    args = types.SimpleNamespace(graph=graph, worker_hosts=HOSTS, task_index=me)
+    args = launch.defaults_of("Gossip-SGD", 3)
+    args.graph, args.task_index = graph, me
     assert neighbours.fetched_from(args) == others
 
 
+class Told:
+    """A session that answers with what a test says of some tensors."""
+
+    def __init__(self, values: list[tuple]) -> None:
+        self.values = {id(tensor): value for tensor, value in values}
+
+    def run(self, fetch: object) -> object:
+        if isinstance(fetch, tuple | list):
+            return [*map(self.run, fetch)]
+        return fetch if isinstance(fetch, dict) else self.values[id(fetch)]
+
+
+@contextlib.contextmanager
+def first_of_three(folder: str, kind: type) -> Iterator[heartbeat.Heartbeat]:
+    """Yields the heartbeat of worker 0, which cannot reach worker 1."""
+    with socket.create_server(("localhost", 0)) as one, tf.Graph().as_default():
+        here = f"localhost:{one.getsockname()[1]}"
+        args = launch.defaults_of(folder, 3)
+        args.worker_hosts = [here, f"localhost:{launch.free_ports(1)}", here]
+        yield kind(args, None, incarnation.Incarnation(args))
+
+
 @pytest.mark.parametrize(
-    ("silence", "noted", "lost"),
-    [([0, 1, 1], {ONE}, []), ([0, 4, 1], {ONE}, [1]), ([0, 99, 1], {ONE}, [1])],
+    ("silence", "found"), [([0, 1, 1], True), ([0, 2.9, 9], True), ([0, 4, 0], False)]
+)
+def test_gossip_names_whom_it_cannot_reach_while_that_lives(silence, found) -> None:
+    with first_of_three("Gossip-SGD", neighbours.Heartbeat) as one:
+        wall = (("worker", 0), ("worker", 1), one.args.worker_hosts[1])
+        session = Told([(one.silence, np.array(silence))])
+        assert one.cannot_reach(session) == ({wall} if found else set())
+
+
+@pytest.mark.parametrize(
+    ("silence", "lost"), [([0, 1, 1], []), ([0, 4, 1], [1]), ([0, 99, 1], [1])]
 )
 def test_a_ring_tells_a_lost_worker_from_one_behind_a_wall(
-    silence, noted, lost, monkeypatch
+    silence, lost, ends, capsys
 ) -> None:
-    monkeypatch.setattr(peers.ports, "unreachable", lambda _: {HOSTS[1]})
-    dialled, found, gone, ended = dict(enumerate(HOSTS[1:], 1)), [], [], []
-    one = thread_of(peers.FailureDetector, 0, dialled=dialled, complete=True)
-    one.signs = "silence", "owners"
-    one.unreached = types.SimpleNamespace(note=found.append)
-    one.lost, one.end, one.began = gone.append, ended.append, 0
-    owners = np.array([b"x", b"y", b"z"])
-    one.look(Session(reason=b"", chief=0, silence=np.array(silence), owners=owners))
-    assert (found, gone) == ([noted], lost)
-    assert ended == ["no answer in 99 s from worker 1 at b:2222"] * (silence[1] > 60)
-    # Until all have joined, nobody is lost, or behind a wall.
-    one.complete, one.lost = False, pytest.fail
-    one.look(Session(reason=b"", chief=0, silence=np.array(silence), owners=owners))
-    assert found[1:] == [set()]
+    with first_of_three("Ring-All-Reduce", peers.FailureDetector) as one:
+        gone, (quiet, owners) = [], one.signs
+        one.lost, one.complete = gone.append, True
+        names = np.array([b"x", b"y", b"z"])
+        values = [(one.reason, b""), (one.chief, 0), (owners, names)]
+        session = Told([*values, (quiet, np.array(silence))])
+        with pytest.raises(Ended) if silence[1] > 60 else contextlib.nullcontext():
+            one.look(session)
+        assert gone == lost
+        where = f"worker 1 at {one.args.worker_hosts[1]}"
+        said = f"no answer in 99 s from {where}\n"
+        assert capsys.readouterr().err.endswith(said) == (silence[1] > 60)
+        found = one.cannot_reach(session)
+        assert found == {(("worker", 0), ("worker", 1), one.args.worker_hosts[1])}
+        # Until all have joined, nobody is lost, or behind a wall.
+        one.complete, one.lost = False, pytest.fail
+        one.look(session)
+        assert one.cannot_reach(session) == set()
 
 
 # --- Waiting ----------------------------------------------------------------------
 
 
-class Ended(Exception):
-    """The program would have ended."""
-
-
-def end_now(sentence: str, status: int = 138) -> None:
-    raise Ended(sentence, status)
-
-
-@pytest.fixture
-def logdir(monkeypatch, tmp_path) -> pathlib.Path:
-    """A LOGDIR; whoever ends the program raises Ended here."""
-
-    def end(status: int) -> None:
-        raise Ended(status)
-
-    for module in (heartbeat, patience):
-        monkeypatch.setattr(module, "end_now", end_now)
-    monkeypatch.setattr(patience.os, "_exit", end)
-    return tmp_path
-
-
-def flags_of(logdir: pathlib.Path, **more: object) -> types.SimpleNamespace:
+def flags_of(logdir: pathlib.Path, **more: object) -> argparse.Namespace:
     """Returns the flags of worker 1, whose run takes 100 steps."""
+    args = launch.defaults_of("HogWild", 3)
     flags = dict(job_name="worker", task_index=1, patience=60.0, steps=100)
-    flags.update(worker_hosts=HOSTS, ps_hosts=["p:1"], logdir=str(logdir))
-    return types.SimpleNamespace(**{**flags, **more})
+    vars(args).update({**flags, "logdir": str(logdir), "worker_hosts": HOSTS, **more})
+    return args
 
 
 def finish(logdir: pathlib.Path, steps: int, checkpoint: bool = True) -> None:
@@ -361,9 +291,10 @@ def finish(logdir: pathlib.Path, steps: int, checkpoint: bool = True) -> None:
 def test_whoever_waits_says_so_again_and_how_long_it_will(clock, logdir, capsys):
     with pytest.raises(Ended) as end:
         patience.wait(lambda: False, lambda: "ps 0", 32, args=flags_of(logdir))
-    assert end.value.args == ("no answer in 32 s from ps 0", 138)
+    out, err = capsys.readouterr()
+    assert end.value.args == (138,) and err.endswith(": no answer in 32 s from ps 0\n")
     said = [f"still waiting for ps 0; {left} s left" for left in (27, 17, 7)]
-    assert capsys.readouterr().out.splitlines() == said
+    assert out.splitlines() == said
 
 
 def test_who_does_not_wait_for_long_says_nothing(clock, logdir, capsys) -> None:
@@ -446,7 +377,7 @@ def test_who_is_started_again(age, again, tmp_path, monkeypatch) -> None:
     log = tmp_path / "worker-1.log"
     if age is not None:
         log.touch()
-        written = task.time.time() - age
+        written = time.time() - age
         os.utime(log, (written, written))
     task._log_to(str(tmp_path), "worker-1")
     assert task.is_started_again() == again and log.exists()
@@ -469,8 +400,10 @@ def test_a_ps_says_that_no_chief_comes(clock, logdir, capsys) -> None:
     assert silent(30) == [] and silent(1) == [f"{said}34 s left"]
     with pytest.raises(Ended) as end:
         silent(60)
-    assert end.value.args[0].startswith("no answer in 65 s from the chief, worker 0")
-    assert capsys.readouterr().out == f"{said}3 s left\n"
+    out, err = capsys.readouterr()
+    assert end.value.args == (138,)
+    assert "no answer in 65 s from the chief, worker 0" in err
+    assert out == f"{said}3 s left\n"
 
 
 def test_a_ps_that_comes_when_the_run_is_over_is_told(clock, logdir, capsys) -> None:
@@ -481,22 +414,6 @@ def test_a_ps_that_comes_when_the_run_is_over_is_told(clock, logdir, capsys) -> 
         watch.note(False)
     assert end.value.args == (0,)
     assert "the run is over: " in capsys.readouterr().out
-
-
-def test_a_worker_that_never_joined_is_not_called_gone(clock, capsys) -> None:
-    """It was refused, or not started: the chief does not say that it has lost it."""
-    chief = rendezvous.Rendezvous.__new__(rendezvous.Rendezvous)
-    chief.reports = "losses", "silence", "owners"
-    session = Session(
-        losses=np.array([0.5, np.nan, np.nan]),
-        silence=np.array([0.0, 99.0, 99.0]),
-        owners=np.array([b"a 1", b"", b"c 3"]),
-    )
-    assert chief.collect(session) == {0: 0.5, 1: None, 2: None}
-    assert capsys.readouterr().out.splitlines() == [
-        "worker 1 has not joined: the run ends without it",
-        "worker 2 is gone: the run ends without it",
-    ]
 
 
 @pytest.mark.parametrize(

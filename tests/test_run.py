@@ -12,6 +12,7 @@ import os
 import pathlib
 import pty
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -533,13 +534,15 @@ def test_a_ps_that_dies_when_the_others_are_done(tmp_path):
 def test_by_hand_a_killed_worker_does_not_keep_the_others(folder, tmp_path):
     """The others finish, the chief ends last of them, and then the ps.
 
-    Under a bound they wait for it first, until it has long been silent.
+    Nor does worker 2 keep them, which nobody starts. Under a bound they wait for both
+    first, until these have long been silent.
     """
     copy = copy_of(folder, tmp_path)
-    base = launch.free_ports(3)
+    base = launch.free_ports(4)
+    workers = ",".join(f"localhost:{base + 1 + k}" for k in range(3))
     hosts = [
         f"--ps_hosts=localhost:{base}",
-        f"--worker_hosts=localhost:{base + 1},localhost:{base + 2}",
+        f"--worker_hosts={workers}",
         f"--logdir={tmp_path / 'logdir'}",
     ]
     more = ["--steps", "1000", "--slow_workers", "0.002"]
@@ -556,10 +559,11 @@ def test_by_hand_a_killed_worker_does_not_keep_the_others(folder, tmp_path):
         for run in runs:
             run.__exit__()
     assert "worker 1 is gone: the run ends without it" in runs[1].output
+    assert "worker 2 has not joined: the run ends without it" in runs[1].output
     done = result(tmp_path / "logdir")
     assert done["global_steps"] == 1000 and done["test_accuracy"] >= 0.9
     # The counters have the worker that was killed in mid-call, too.
-    check_run(folder, runs[1].lines, done)
+    check_run(folder, runs[1].lines, done, workers=3)
 
 
 @launch.if_thorough
@@ -669,15 +673,25 @@ def test_a_checkpoint_that_cannot_be_used(damage, twenty_steps, tmp_path):
     assert "Traceback" not in run.output, run.output
 
 
-def test_five_checkpoints_are_kept_of_a_run_however_often_it_is_started(tmp_path):
-    """Those that another process has written are deleted, too."""
-    copy, logdir = copy_of("Non-Distributed-Setup", tmp_path), tmp_path / "logdir"
-    for steps in (30, 60):
-        command = ["--steps", str(steps), "--save_seconds", "1e-6"]
-        with run_sh(copy, *command, LOGDIR=str(logdir)) as run:
-            assert run.wait() == 0, run.output
-    kept = [int(path.stem.split("-")[1]) for path in logdir.glob("model.ckpt-*.index")]
-    assert len(kept) == 5 and min(kept) > 30 and max(kept) == 60, kept
+def test_five_checkpoints_are_kept_of_a_run_however_often_it_is_started(
+    twenty_steps, tmp_path
+):
+    """Those that other processes have written are deleted, too."""
+    copy, finished = twenty_steps
+    logdir = shutil.copytree(finished, tmp_path / "logdir")
+    for path in logdir.glob("model.ckpt-20.*"):
+        for step in range(11, 16):
+            shutil.copy(path, logdir / path.name.replace("-20.", f"-{step}."))
+    listed = "".join(
+        f'all_model_checkpoint_paths: "model.ckpt-{step}"\n'
+        for step in (*range(11, 16), 20)
+    )
+    last = 'model_checkpoint_path: "model.ckpt-20"\n'
+    (logdir / "checkpoint").write_text(last + listed)
+    with run_sh(copy, "--steps", "40", LOGDIR=str(logdir)) as run:
+        assert run.wait() == 0, run.output
+    kept = {int(p.stem.split("-")[1]) for p in logdir.glob("model.ckpt-*.index")}
+    assert len(kept) == 5 and 40 in kept and not kept & {11, 12}, kept
 
 
 # --- Another problem ----------------------------------------------------------
