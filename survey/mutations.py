@@ -66,6 +66,7 @@ SHARED = {
     **dict.fromkeys(("stats", "incarnation", "rounds"), "HogWild"),
     **dict.fromkeys(("sync", "sums", "quorum"), "Synchronous-SGD"),
     "clocks": "Stale-Synchronous-Parallel",
+    "gossip": "Gossip-SGD",
 }
 # Modules around the rounds, and the tests that are asked: a file, and what their names
 # have. Those that start processes start them with the changed module.

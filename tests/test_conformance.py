@@ -553,7 +553,8 @@ def digits(worker: harness.Worker, index: int) -> tuple:
 def alone(problem: tuple, count: int, steps: int, eta: float = 0.1) -> tuple:
     """Returns center and counts of Non-Distributed-Setup, `count` rounds a call."""
     module = launch.load("Non-Distributed-Setup")
-    args = types.SimpleNamespace(learning_rate=eta, steps=4000)
+    args = launch.defaults_of("Non-Distributed-Setup")
+    args.learning_rate, args.steps = eta, 4000
     with tf.Graph().as_default(), tf.Session() as session:
         start, batch, loss, initializer, feed = problem()
         drawn = rounds.in_turn(batch)  # as its main does

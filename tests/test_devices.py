@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import itertools
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_the_gradient_is_computed_on_the_device_and_w_stays_on_the_ps():
 
 
 def test_a_worker_without_a_gpu_says_so_in_one_sentence(capsys):
-    args = SimpleNamespace(device="gpu:0", task_index=1)
+    args = argparse.Namespace(device="gpu:0", task_index=1)
     assert load(FOLDER).state(args, None, None) == "cpu:0"
     assert capsys.readouterr().out == "no GPU for worker 1: it computes on the CPU\n"
 
@@ -73,7 +73,7 @@ def test_a_worker_with_a_gpu_takes_it_and_one_that_was_told_not_to_does_not(
 ):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
     for device in ("gpu:0", "cpu:0"):
-        args = SimpleNamespace(device=device, task_index=0)
+        args = argparse.Namespace(device=device, task_index=0)
         assert load(FOLDER).state(args, None, None) == device
     assert not capsys.readouterr().out
 
@@ -82,7 +82,7 @@ def test_a_worker_with_a_gpu_takes_it_and_one_that_was_told_not_to_does_not(
 def test_one_process_makes_the_steps_of_synchronous_sgd(form, monkeypatch):
     monkeypatch.syspath_prepend(str(ONE_PROCESS))
     towers, module = importlib.import_module("towers"), importlib.import_module(form)
-    args = SimpleNamespace(learning_rate=0.1)
+    args = argparse.Namespace(learning_rate=0.1)
     names = ["cpu:0", "cpu:1"]
     with tf.Graph().as_default() as graph:
         if form == "towers":

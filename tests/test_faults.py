@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -388,17 +389,21 @@ def test_a_ps_that_is_silent(folder, tmp_path):
         assert time.monotonic() - cause < 8 + 4 * WITHIN
 
 
-def test_a_ps_that_falls_silent_while_the_others_start(tmp_path):
-    """Its port is open and nothing comes, as of a process that is stopped."""
+def test_a_ps_that_is_silent_while_a_session_begins(tmp_path):
+    """It is there once, then its port is open and nothing comes."""
     copy = copy_of("HogWild", tmp_path)
     flags = ["--patience", "4", "--logdir", str(tmp_path / "logdir")]
     with ByHand(copy, *flags, num_ps=2) as run:
-        run.start("ps", 0)
-        ps, chief = run.start("ps", 1), run.start("worker", 0)
-        chief.wait_for("variable ")  # it is about to begin its session
-        ps.process.send_signal(signal.SIGSTOP)
-        assert chief.wait(60) == 138, chief.output
-    one_sentence(chief, "no answer in ", f" s from ps 1 at {run.ps[1]}")
+        where = run.ps[1]
+        port = int(where.rpartition(":")[2])
+        with socket.create_server(("localhost", port)) as silent:
+            run.start("ps", 0)
+            chief = run.start("worker", 0)
+            line, _ = silent.accept()
+            line.sendall(b"\0\0\6\4\0\0\0\0\0")  # as gRPC begins
+            assert chief.wait(90) == 138, chief.output
+            line.close()
+    one_sentence(chief, "no answer in ", f" s from ps 1 at {where}")
 
 
 @launch.if_thorough

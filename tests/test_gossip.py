@@ -14,7 +14,6 @@ import threading
 import time
 import types
 
-import gossip_harness
 import launch
 import numpy as np
 import pytest
@@ -267,65 +266,6 @@ def test_a_replica_of_another_incarnation_is_left_alone() -> None:
         run.workers[1].session.run(run.workers[1].join)
         run.chief.average(1)
         np.testing.assert_allclose(run.now()[:, 0], [0.25, 0.25], atol=1e-6)
-
-
-# --- Mutations ---------------------------------------------------------------------
-
-SCRIPT = f"{FOLDER}/{registry.script_of(FOLDER)}"
-MODULE = f"{FOLDER}/cluster/gossip.py"
-MUTATIONS = {
-    "the movement has the wrong sign": (SCRIPT, "x.assign_sub(", "x.assign_add("),
-    "only one side is averaged": (MODULE, "value=new)", "value=x)"),
-    "only the other side is": (
-        MODULE,
-        "tf.where_v2(in_time, mean,",
-        "tf.where_v2(in_time, x,",
-    ),
-    "averaged with a third": (
-        MODULE,
-        "mean = (theirs + x) / 2",
-        "mean = (theirs + 2 * x) / 3",
-    ),
-    "the gradient is that of after averaging": (
-        SCRIPT,
-        "averaged = replica.average(copy)",
-        "averaged = replica.average(copy)\n"
-        "        later = replica.read(after=averaged)\n"
-        "        (gradient,) = tf.gradients(loss(later, batch()), later)",
-    ),
-    "a partner of one's own half": (MODULE, "if (j - me) % 2]", "if j != me]"),
-}
-
-
-@pytest.mark.parametrize("what", MUTATIONS)
-def test_a_changed_formula_is_found(what: str, monkeypatch) -> None:
-    where, old, new = MUTATIONS[what]
-    source = (launch.REPO / where).read_text()
-    assert source.count(old) == 1
-    module = types.ModuleType("mutant")
-    exec(compile(source.replace(old, new), where, "exec"), module.__dict__)
-    if "own half" in what:
-        monkeypatch.setattr(gossip, "neighbours", module.neighbours)
-        with pytest.raises(AssertionError):
-            test_a_graph_joins_the_halves("complete", 4)
-        return
-    name = "gossip" if where == MODULE else FOLDER
-    monkeypatch.setitem(gossip_harness.instead, name, module)
-    with pytest.raises(AssertionError):
-        test_trace()
-
-
-@launch.if_thorough
-def test_without_the_lock_updates_are_lost(monkeypatch) -> None:
-    """What the soak would see if each had a lock of its own."""
-    source, old = (launch.REPO / MODULE).read_text(), 'shared_name="replica")'
-    assert source.count(old) == 1
-    module = types.ModuleType("mutant")
-    new = source.replace(old, "shared_name=str(id(after)))")
-    exec(compile(new, MODULE, "exec"), module.__dict__)
-    monkeypatch.setitem(gossip_harness.instead, "gossip", module)
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        test_soak("complete", 4)
 
 
 # --- Real processes -----------------------------------------------------------------

@@ -303,16 +303,6 @@ def test_who_does_not_wait_for_long_says_nothing(clock, logdir, capsys) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_a_ring_compares_its_weights_before_it_ends(monkeypatch) -> None:
-    """All workers have the same bits, or the run is a failure: see test_peers.py."""
-    worker, done = object.__new__(peers.Run), []
-    worker.check = types.SimpleNamespace(make=lambda _: done.append("compares"))
-    worker.detector = types.SimpleNamespace(complete=True)
-    monkeypatch.setattr(peers.run.Run, "end", lambda *_: done.append("ends"))
-    worker.end("session")
-    assert done == ["compares", "ends"] and not worker.detector.complete
-
-
 @pytest.mark.parametrize(
     ("alive", "failed", "saves"),
     [(True, False, True), (False, False, False), (True, True, False)],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
+import os
 import re
 import signal
 import socket
@@ -30,17 +32,18 @@ def membership(monkeypatch) -> types.ModuleType:
     return module
 
 
-def flags_of(
-    count: int, least: int, patience: float = 3
-) -> list[types.SimpleNamespace]:
-    """Returns the flags of each worker, as far as they matter here."""
+def flags_of(count: int, least: int) -> list[argparse.Namespace]:
+    """Returns the flags of each worker."""
     base = launch.free_ports(count)
-    hosts = [f"localhost:{base + k}" for k in range(count)]
-    same = dict(worker_hosts=hosts, min_workers=least, patience=patience)
-    return [
-        types.SimpleNamespace(task_index=k, address=hosts[k], **same)
+    hosts = ",".join(f"localhost:{base + k}" for k in range(count))
+    flags = [f"--worker_hosts={hosts}", "--patience=3"]
+    every = [
+        launch.load(FOLDER).parse_args([f"--task_index={k}", *flags])
         for k in range(count)
     ]
+    for args in every:
+        args.min_workers = least  # also more than there are
+    return every
 
 
 class Call(threading.Thread):
@@ -84,19 +87,19 @@ def test_some_are_there(least, those, membership, monkeypatch) -> None:
     assert complete or time.monotonic() - began > LATER
 
 
-def test_too_few(membership, monkeypatch) -> None:
+def test_too_few(membership, monkeypatch, capsys) -> None:
     left = []
     monkeypatch.setattr(membership, "STARTING", 1)
-    patience = importlib.import_module("cluster.patience")
 
-    def end_now(sentence, status=138):
-        left.append((sentence, status))
+    def end(status):
+        left.append(status)
         raise SystemExit(status)
 
-    monkeypatch.setattr(patience, "end_now", end_now)
+    monkeypatch.setattr(os, "_exit", end)
     call = Call(membership, flags_of(4, 3)[0])
-    assert call.there() is None
-    assert left == [("no answer in 3 s from 2 more of 4 workers", 138)]
+    assert call.there() is None and left == [138]
+    said = capsys.readouterr().err
+    assert said.endswith(": no answer in 3 s from 2 more of 4 workers\n")
 
 
 def test_a_worker_that_leaves_again_and_nonsense(membership) -> None:

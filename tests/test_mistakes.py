@@ -378,21 +378,24 @@ def test_who_only_imports_the_package_keeps_their_tracebacks() -> None:
 # --- Links, and the limit of open files ------------------------------------------
 
 
-@pytest.mark.quick
-def test_a_log_that_is_a_link_is_not_followed(tmp_path, monkeypatch, capsys) -> None:
-    """A run leaves no file outside LOGDIR, whoever has put a link there."""
-    monkeypatch.setattr(task, "_redirect", lambda log: log.close())
-    outside = tmp_path / "outside"
-    (tmp_path / "logdir").mkdir()
-    (tmp_path / "logdir" / "ps-0.log").symlink_to(outside)
-    with pytest.raises(SystemExit) as end:
-        task._log_to(str(tmp_path / "logdir"), "ps-0")
-    assert end.value.code == 2 and not outside.exists()
-    assert "ps-0.log is a link: " in capsys.readouterr().err
-    # LOGDIR itself may be one, to a disk that is larger.
-    (tmp_path / "linked").symlink_to(tmp_path / "logdir")
-    task._log_to(str(tmp_path / "linked"), "ps-1")
-    assert (tmp_path / "logdir" / "ps-1.log").exists()
+def test_a_log_that_is_a_link_is_not_followed(tmp_path) -> None:
+    """A run leaves no file outside LOGDIR, whoever has put a link there.
+
+    LOGDIR itself may be one, to a disk that is larger.
+    """
+    copy, outside = copy_of("HogWild", tmp_path), tmp_path / "outside"
+    (tmp_path / "disk").mkdir()
+    logdir = tmp_path / "logdir"
+    logdir.symlink_to(tmp_path / "disk")
+    (logdir / "ps-0.log").symlink_to(outside)
+    with run_sh(copy, "--steps", "20", LOGDIR=str(logdir)) as run:
+        assert run.wait(90) == 2, run.output
+    assert "ps-0.log is a link: " in run.output and not outside.exists()
+    assert "Traceback" not in run.output
+    (logdir / "ps-0.log").unlink()
+    with run_sh(copy, "--steps", "20", LOGDIR=str(logdir)) as run:
+        assert run.wait(90) == 0, run.output
+    assert (tmp_path / "disk" / "ps-0.log").exists()
 
 
 @pytest.mark.quick

@@ -6,6 +6,7 @@ endings are tried on real processes, in copies outside the repository.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import itertools
@@ -28,6 +29,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from launch import LINE, copy_of, load, result, run_sh, saved_step, wait_until
 from peer_harness import SCHEMES, Peers
+from tree import edit
 
 pytestmark = pytest.mark.timeout(180)  # a wrong ring hangs
 
@@ -132,7 +134,8 @@ def deep(w, x):
 def test_buckets_are_the_gradient(bytes_, sizes, loss, slow, monkeypatch) -> None:
     """Each once and in its place, on a slow worker as on others."""
     monkeypatch.setattr(peer_harness.ring, "BUCKET", bytes_)
-    args = types.SimpleNamespace(slow_workers=[slow], task_index=0)
+    args = launch.defaults_of(RING)
+    args.slow_workers = [slow]
     rng = np.random.default_rng(0)
     with tf.Graph().as_default(), tf.Session() as session:
         w = tf.identity(tf.constant(rng.normal(size=30), tf.float32))
@@ -223,7 +226,7 @@ def test_workers_of_different_speed_agree_on_the_size_of_a_call() -> None:
     """Each has measured another pace; who made fewer rounds would be missed."""
 
     class Told:
-        args = types.SimpleNamespace(steps=100)
+        args = argparse.Namespace(steps=100)
 
         def __init__(self):
             self.sizes = []
@@ -340,18 +343,8 @@ def test_large_minibatch_is_the_ring(flags: list[str], workers: int) -> None:
         np.testing.assert_array_equal(found, run.trace(4))
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_the_rate_is_of_the_step_before_the_round_is_counted(
-    wrong: bool, monkeypatch
-) -> None:
+def test_the_rate_is_of_the_step_before_the_round_is_counted() -> None:
     """Or a worker that counts first would take another rate than the others."""
-    path = launch.REPO / LARGE / registry.script_of(LARGE)
-    old, new = "tf.control_dependencies([step])", "tf.control_dependencies(last.update)"
-    source = path.read_text()
-    assert source.count(old) == 1
-    module = types.ModuleType("script")
-    exec(source.replace(old, new) if wrong else source, module.__dict__)
-    monkeypatch.setitem(peer_harness.instead, LARGE, module)
     with Peers(LARGE, start=[0.0]) as run:
         operations = run.chief.graph.get_operations()
     kinds = {op.type for op in operations if "all_reduce" in op.name}
@@ -359,14 +352,8 @@ def test_the_rate_is_of_the_step_before_the_round_is_counted(
         op for op in operations if "Collective" in op.type and "all_reduce" in op.name
     ]
     assert reduced, kinds
-    before, waiting = set(), list(reduced)
-    while waiting:
-        op = waiting.pop()
-        if op not in before:
-            before.add(op)
-            waiting += [*(x.op for x in op.inputs), *op.control_inputs]
-    steps = [op for op in before if op.type == "ReadVariableOp"]
-    assert any("global_step" in op.inputs[0].op.name for op in steps) != wrong
+    steps = [op for op in behind(reduced) if op.type == "ReadVariableOp"]
+    assert any("global_step" in op.inputs[0].op.name for op in steps)
 
 
 def test_a_warm_up_counts_updates_since_global_step_0() -> None:
@@ -420,8 +407,8 @@ def test_two_steps_of_adamw() -> None:
 
     m₂ = 0.29, v₂ = 0.2475, and the second move is 0.29 / 0.19 / √(0.2475 / 0.0975).
     """
-    adamw = load(DILOCO).adamw
-    args = types.SimpleNamespace(learning_rate=0.1, weight_decay=0.5)
+    adamw, args = load(DILOCO).adamw, launch.defaults_of(DILOCO)
+    args.learning_rate, args.weight_decay = 0.1, 0.5
     with tf.Graph().as_default(), tf.Session() as session:
         first = adamw(args, tf.constant(0.0), 0.0, 0.0, 0.0, tf.constant(1.0))
         second = adamw(args, *first, tf.constant(2.0))
@@ -892,25 +879,7 @@ def test_fragments_have_their_turns_and_one_is_diloco() -> None:
             np.testing.assert_array_equal(peer.own("x"), peer.now())
 
 
-# --- Mutations ---------------------------------------------------------------------
-
-MUTATIONS = [
-    (LARGE, "t + 1, tf.float32", "t, tf.float32"),
-    (LARGE, "(k - 1.0) * done", "k * done"),
-    (LARGE, "len(args.worker_hosts) * args.batch_size", "args.batch_size"),
-    (LARGE, "tf.minimum(tf.cast", "tf.maximum(tf.cast"),
-    (LOCAL, "center.assign(mean,", "center.assign(local,"),
-    (LOCAL, "tf.where(early, 1, args.window)", "tf.where(early, args.window, 1)"),
-    (DILOCO, "pieces.get(weights, f) - pieces.get(x, f)", "pieces.get(x, f)"),
-    (DILOCO, "pieces.get(weights, f) - move", "pieces.get(weights, f) + move"),
-    (DILOCO, "(delta + args.momentum * new)", "(new + args.momentum * delta)"),
-    (DILOCO, "new = args.momentum * pieces.get(u, f) + delta", "new = delta"),
-    (DILOCO, "[pieces.put(x, f, moved), *slots]", "[x, *slots]"),
-    (DILOCO, "+ args.weight_decay * x)", "- args.weight_decay * x)"),
-    (SHARDED, "*shared, step + 1, mean", "*shared, step + 2, mean"),
-    (SHARDED, "beta2_power=b_2**t", "beta2_power=b_2"),
-    (SHARDED, "b_1, b_2, t = 0.9, 0.999,", "b_1, b_2, t = 0.99, 0.999,"),
-]
+# --- Three rounds -----------------------------------------------------------------
 
 
 def three_rounds(folder: str, count: int = 1) -> tuple[list, list]:
@@ -938,7 +907,7 @@ def three_rounds(folder: str, count: int = 1) -> tuple[list, list]:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("folder", dict.fromkeys(folder for folder, *_ in MUTATIONS))
+@pytest.mark.parametrize("folder", [LARGE, LOCAL, DILOCO, SHARDED])
 @pytest.mark.parametrize("count", [1, 3])
 def test_three_rounds_are_the_rule(folder: str, count: int) -> None:
     found, expected = three_rounds(folder, count)
@@ -961,18 +930,6 @@ def test_three_rounds_in_buckets_are_the_rule(folder: str, monkeypatch) -> None:
     monkeypatch.setattr(Peers, "loss", layers)
     found, expected = three_rounds(folder)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("folder", "old", "new"), MUTATIONS)
-def test_a_changed_formula_is_found(folder, old, new, monkeypatch) -> None:
-    """Movement with the wrong sign, momentum on the wrong side, and the like."""
-    path = launch.REPO / folder / registry.script_of(folder)
-    source = path.read_text()
-    assert source.count(old) == 1
-    module = types.ModuleType("mutant")
-    exec(compile(source.replace(old, new), str(path), "exec"), module.__dict__)
-    monkeypatch.setitem(peer_harness.instead, folder, module)
-    assert not np.allclose(*three_rounds(folder), rtol=1e-4)
 
 
 # --- Counters -------------------------------------------------------------------
@@ -1394,6 +1351,17 @@ def test_multi_worker_mirrored_makes_the_same_steps(tmp_path) -> None:
     found, wanted = ([float(x.split()[-1]) for x in text] for text in (lines, shown))
     np.testing.assert_allclose(found, wanted, atol=2e-4)
     assert " after 45 steps in " in tasks[0].lines[-1]
+
+
+def test_a_ring_compares_its_weights_before_it_ends(tmp_path) -> None:
+    """All workers have the same bits, or the run is a failure."""
+    copy, logdir = copy_of(RING, tmp_path), tmp_path / "logdir"
+    script = copy / registry.script_of(RING)
+    edit(script, "args.learning_rate * mean", "(0.1 + 0.01 * args.task_index) * mean")
+    with run_sh(copy, "--steps", "20", LOGDIR=str(logdir)) as run:
+        assert run.wait() == 1, run.output
+    assert "center is not the same on all workers, bit by bit" in run.lines[-2]
+    assert "Traceback" not in run.output and not (logdir / "result.json").exists()
 
 
 def test_a_failure_of_one_is_told_to_all(tmp_path) -> None:
