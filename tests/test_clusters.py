@@ -5,12 +5,14 @@ Runs are made up, and no cluster is started.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import math
 import os
 import re
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -53,7 +55,7 @@ def test_the_cells() -> None:
         "sites",
     }
     assert len(clusters.plan(quick=True)) == 2
-    args = types.SimpleNamespace(limit=clusters.LIMIT, seeds=1, quick=False)
+    args = argparse.Namespace(limit=clusters.LIMIT, seeds=1, quick=False)
     args.only = list(clusters.CLUSTERS)
     jobs = clusters.jobs_of(args)
     assert sum(job.cost for job in jobs) <= 45 * 60
@@ -155,8 +157,7 @@ def test_what_aeasgd_pulls_is_copied(
 
 def at(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
     """Sets the clock of clusters.py."""
-    clock = types.SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(clusters, "time", clock)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import sys
 import time
 
 import faults
+import harness
 import hosts
 import launch
 import moved
@@ -27,6 +28,7 @@ import pytest
 import registry
 import soak
 import walls
+from harness import tf
 from launch import (
     ByHand,
     WorkersByHand,
@@ -389,21 +391,29 @@ def test_a_ps_that_is_silent(folder, tmp_path):
         assert time.monotonic() - cause < 8 + 4 * WITHIN
 
 
-def test_a_ps_that_is_silent_while_a_session_begins(tmp_path):
-    """It is there once, then its port is open and nothing comes."""
-    copy = copy_of("HogWild", tmp_path)
-    flags = ["--patience", "4", "--logdir", str(tmp_path / "logdir")]
-    with ByHand(copy, *flags, num_ps=2) as run:
-        where = run.ps[1]
-        port = int(where.rpartition(":")[2])
-        with socket.create_server(("localhost", port)) as silent:
-            run.start("ps", 0)
-            chief = run.start("worker", 0)
-            line, _ = silent.accept()
-            line.sendall(b"\0\0\6\4\0\0\0\0\0")  # as gRPC begins
-            assert chief.wait(90) == 138, chief.output
-            line.close()
-    one_sentence(chief, "no answer in ", f" s from ps 1 at {where}")
+# os._exit comes back here, in a thread.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_ps_that_is_silent_while_a_session_begins(monkeypatch, capsys):
+    """Its port is open and nothing comes, as of a process that is stopped."""
+    heartbeat, ended = importlib.import_module("cluster.heartbeat"), []
+    incarnation = importlib.import_module("cluster.incarnation")
+
+    def end(status):
+        ended.append(status)
+        thread.stopped.set()
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", end)
+    speaks = harness.servers(1)[0].task_address("ps", 0)
+    with socket.create_server(("localhost", 0)) as stopped, tf.Graph().as_default():
+        where = f"localhost:{stopped.getsockname()[1]}"
+        args = launch.defaults_of("HogWild")
+        args.ps_hosts, args.patience = [speaks, where], 0.1
+        thread = heartbeat.Heartbeat(args, None, incarnation.Incarnation(args))
+        thread.run()
+    assert ended == [138]
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(rf": no answer in \d+ s from ps 1 at {where}$", said)
 
 
 @launch.if_thorough

@@ -13,6 +13,7 @@ import json
 import math
 import re
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -303,9 +304,12 @@ def test_all_workers_go_on_at_the_same_moment(
 ) -> None:
     """A worker is ready when its wait is over, so that the others do not go before."""
     slept, ready = [], tmp_path / "ready-1"
-    clock = types.SimpleNamespace(monotonic=lambda: 7.0)
-    clock.sleep = lambda seconds: slept.append((seconds, ready.exists()))
-    monkeypatch.setattr(gradients, "time", clock)
+
+    def sleep(seconds: float) -> None:
+        slept.append((seconds, ready.exists()))
+
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+    monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(gradients, "WAIT", 3.5)
     notes = gradients.Notes(1, 1)
     for _ in range(2):  # as many as warm up
