@@ -27,7 +27,6 @@ from cluster import (
     patience,
     peers,
     ports,
-    rendezvous,
     report,
     run,
     task,
@@ -144,26 +143,6 @@ def test_what_closing_a_lost_session_raises_is_in_the_log(
     screen = capsys.readouterr().err
     assert "SessionCloseThread" not in screen and "thread another" in screen
     assert caplog.text.count("ValueError: ") == 1
-
-
-@pytest.mark.parametrize("error", ["UnavailableError", "DeadlineExceededError"])
-def test_a_worker_that_is_cut_off_as_it_joins_asks_again(error, monkeypatch) -> None:
-    """It is no error of its own that ps 0, which has just answered, does not now."""
-    one = rendezvous.Rendezvous.__new__(rendezvous.Rendezvous)
-    one.args, one.me, one.host = types.SimpleNamespace(task_index=1), 1, "here"
-    one.fingerprint, one.others = "{}", "others"
-    told, asked = (b"{}", [b"", b""], [0.0, 0.0]), []
-
-    def ask(_: object) -> tuple:
-        asked.append(1)
-        if len(asked) < 3:
-            raise getattr(rendezvous.tf.errors, error)(None, None, "no answer in 5 s")
-        return told
-
-    one.is_open = lambda: True
-    one.session = lambda: contextlib.nullcontext(types.SimpleNamespace(run=ask))
-    one.compare()
-    assert len(asked) == 3
 
 
 def test_connections_to_an_address_that_a_task_has_left_are_closed(monkeypatch) -> None:

@@ -419,6 +419,29 @@ def test_the_checks_of_a_heartbeat_have_a_small_graph(folder) -> None:
                 assert found[0][0] > 90
 
 
+@pytest.mark.parametrize("error", ["UnavailableError", "DeadlineExceededError"])
+def test_a_worker_that_is_cut_off_as_it_joins_asks_again(error, monkeypatch) -> None:
+    """It is no error of its own that ps 0, which has just answered, does not now."""
+    run_session, asked = tf.Session.run, []
+
+    def run_if_there(session, fetches, *more):
+        if fetches is one.others:
+            asked.append(1)
+            if len(asked) < 3:
+                raise getattr(tf.errors, error)(None, None, "no answer in 5 s")
+        return run_session(session, fetches, *more)
+
+    args, target = launch.defaults_of(SSGD), harness.servers(1)[2][0]
+    filters = tf.ConfigProto(device_filters=["/job:ps"])
+    one = rendezvous.Rendezvous(args, target, filters, 1, heartbeat.Heartbeat)
+    with one.graph.as_default(), one.session() as session:
+        session.run(one.state.close())
+        session.run(one.state.open(one.fingerprint, []))
+    monkeypatch.setattr(tf.Session, "run", run_if_there)
+    one.compare()
+    assert len(asked) == 3
+
+
 def test_a_heartbeat_ends_a_worker_when_the_run_has_failed(monkeypatch, capsys):
     """For the reason that another one has given, whatever its rounds wait for."""
 
