@@ -65,6 +65,10 @@ def with_problem(folder: str, where: pathlib.Path, *edits: tuple) -> pathlib.Pat
 ONE = "Non-Distributed-Setup"
 MISTAKES = {
     "no field": (("Problem(start, batch, loss, test,", "(start, batch, loss, test,"),),
+    "no tuple": (
+        ("return Problem(start", "return __import__('types').SimpleNamespace(x=(start"),
+        ("initializer, {})", "initializer, {}))"),
+    ),
     "start, 2-d": (("zeros([3])", "zeros([3, 1])"),),
     "start, float64": (("zeros([3])", "zeros([3], tf.float64)"),),
     "start, text": (("tf.zeros([3])", "'zeros'"),),
@@ -94,6 +98,7 @@ MISTAKES = {
 }
 SAID = {
     "no field": "build() returns ",
+    "no tuple": "build() must return a Problem, a named tuple; not namespace(",
     "start, 2-d": "start must be float32 [P]; it is float32 (3, 1)",
     "start, float64": "start must be float32 [P]; it is float64 (3,)",
     "start, text": "start must be float32 [P]; it is string ()",

@@ -170,6 +170,7 @@ def test_labels_from_a_table() -> None:
     data = module.load("digits")
     with tf.Graph().as_default(), tf.Session() as session:
         learning, plain = module.build(data, 64, 0), module._with_numbers(data, 64, 0)
+        session.run(tf.tables_initializer())
         for each in (learning, plain):
             session.run(each.initializer, each.feed)
         found = [session.run(each.batch()) for each in (learning, plain)]

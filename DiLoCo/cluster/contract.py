@@ -41,6 +41,8 @@ def _wrong(field, sentence, place=""):
 
 def _checked(problem, *details):
     made, _ = _call("build()", problem.build, *details)
+    if not isinstance(made, tuple):
+        _wrong("build()", f"must return a Problem, a named tuple; not {made!r:.60}")
     for field in FIELDS:
         if not hasattr(made, field):
             _wrong("build()", f"returns {made!r:.60}, without the field {field!r}")
@@ -146,6 +148,7 @@ class _Collections:
 
 def _evaluate(made):
     """Calls each function once, and looks at the numbers that it gives."""
+    tf.train.get_or_create_global_step()  # a run has it, and a loss may read it
     value = made.loss(made.start, made.batch())
     if tf.gradients(value, made.start) == [None]:
         _wrong("loss()", "has no gradient with respect to the vector")
@@ -154,6 +157,7 @@ def _evaluate(made):
     with tf.Session() as session:
         session.run([*begin, tf.tables_initializer()])
         session.run(made.initializer, made.feed)
+        tf.train.start_queue_runners(session, tf.train.Coordinator())
         found = {"loss()": [session.run(value)]}
         found["test()"] = tf.nest.flatten(session.run([loss, metric], feed))
     for field, numbers in found.items():

@@ -47,7 +47,8 @@ def reason(error):
     node = re.search(r"\{\{node ([^}]+)\}\}", text)
     frames = traceback.extract_tb(error.__traceback__)
     try:
-        frames = tf.get_default_graph().get_operation_by_name(node[1]).traceback
+        op = error.op or tf.get_default_graph().get_operation_by_name(node[1])
+        frames = op.traceback
     except (KeyError, ValueError, TypeError):  # no such operation, or none is named
         pass
     text = text.partition("\nAdditional GRPC")[0]

@@ -104,6 +104,7 @@ class Calls(rounds.Calls):
         config = tf.ConfigProto(device_filters=filters)
         self.session = tf.Session(self.target, self.graph, config)
         self.session.run(*self.input)  # a session's own; mini-batches begin anew
+        tf.train.start_queue_runners(self.session, tf.train.Coordinator())
         # One that has only begun to start has no replica yet.
         self.there = {k: now[k] for k in sorted(now) if self._replica_of(k) is not None}
         names = [name_of(k) for k in self.there if k in self.replica.near]

@@ -22,6 +22,7 @@ Unit = collections.namedtuple("Unit", "begin size")
 def units(learning):
     """Returns the units into which the loss of a Problem cuts its vector."""
     size = learning.start.shape.num_elements()
+    tf.train.get_or_create_global_step()  # the loss may read it
     with tf.name_scope("units"):
         cuts = Plan(learning.loss, learning.batch(), size).cuts.values()
     found, begin = [], 0
