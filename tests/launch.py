@@ -42,7 +42,7 @@ LINE = re.compile(
     r"|\[(ps|worker) \d+\] (ps \d+ of \d+ serves at \S+"
     r"|variable +elements  device|[\w/]+ +(\d+|rows)  (/job:\S+|this process)"
     r"|step +\d+/\d+  loss [\d.]+  staleness [\d.]+  \d+ steps/s(  \d+ s left)?"
-    r"|still (waiting for|loading TensorFlow, for) .*|the run is over: .*"
+    r"|still .*|the run is over: .*"
     r"|worker \d+ (is gone|has not joined): .*"
     r"|no GPU for worker \d+: it computes on the CPU"
     r"|lost (a ps|the chief): .*|goes on with the model on the ps, at global step \d+"

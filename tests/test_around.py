@@ -152,7 +152,7 @@ def test_asynchronous_towers_are_hogwild() -> None:
     with in_graph("--asynchronous") as (session, groups, now, counters, _):
         found = []
         for k in (0, 1) * 3:
-            _, entries, _ = session.run(groups[k][1])
+            _, entries, _ = session.run(groups[k](1))
             assert entries[0].tolist() == [len(found) + 1, 0, rounds.APPLIED]
             found.append(session.run(now)[0])
         table, *_ = session.run(counters.all)

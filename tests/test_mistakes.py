@@ -83,7 +83,7 @@ def one_traceback(run: launch.Launch, said: str) -> None:
 
 def one_sentence(run: launch.Launch, said: str) -> None:
     """Asserts that a process said this, and nothing else but what takes its time."""
-    before = "still loading", "run.sh: checks the"
+    before = "still ", "run.sh: checks the"
     lines = [x for x in run.lines if not any(word in x for word in before)]
     assert len(lines) == 1 and said in lines[0], run.output
 

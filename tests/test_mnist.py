@@ -54,7 +54,7 @@ pytestmark = pytest.mark.timeout(400)
 LINE = re.compile(  # what a run of this program prints besides what all print
     r"(\[evaluator 0\] evaluator(: test accuracy [\d.]+ at global step \d+"
     r"|: .*/confusion\.png| follows .*)"
-    r"|\[evaluator 0\] still loading TensorFlow, for .*"
+    r"|\[evaluator 0\] still .*"
     r"|\[evaluator 0\] prepared \w+ as records in .*"
     r"|\[worker \d+\] (prepared \w+ as records in .*|ps \d holds \d+ bytes .*"
     r"|goes on in epoch \d+, \d+ of its \d+ images done"
@@ -417,7 +417,7 @@ class Worker:
             self.join = state.join(f"test {index}")
             self.open, self.on_open = state.open("", stats.prepare()), state.on_open
             first = [tf.global_variables_initializer(), state.close()]
-            self.stop = stats.stop
+            self.stop = stats.stop()
         config = tf.ConfigProto(
             device_filters=["/job:ps", device], operation_timeout_in_ms=20000
         )

@@ -4,6 +4,8 @@ A field that is not as docs/problem.md has it ends the program with one sentence
 names the field. An error inside a function of problem.py has Python's own traceback.
 """
 
+import contextlib
+import io
 import re
 
 import numpy as np
@@ -15,7 +17,7 @@ from cluster.task import Failure
 
 FIELDS = ("start", "batch", "loss", "test", "metric", "initializer", "feed")
 # Operations that change a variable, in TensorFlow's names: an update, and the rest.
-UPDATES = r"(Sparse)?Apply\w+|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)"
+UPDATES = r"(Sparse)?Apply\w+|Scatter\w*(Add|Sub|Mul|Div|Min|Max|Update)"
 CHANGES = re.compile(rf"Assign\w*|(Resource)?({UPDATES}|StridedSliceAssign|CountUpTo)")
 VARIABLES = "VarHandleOp", "VariableV2"
 CALLS = "While", "If", "Case", "StatefulPartitionedCall"  # of a graph with state
@@ -30,7 +32,8 @@ def build(problem, data, args, worker=0, workers=1):
     task.doing("building the graph")
     details = data, args.batch_size, args.seed, worker, workers
     if args.check:
-        with tf.Graph().as_default():
+        # What it prints comes from the build below.
+        with tf.Graph().as_default(), contextlib.redirect_stdout(io.StringIO()):
             _evaluate(_checked(problem, *details))
     return _checked(problem, *details)
 

@@ -96,9 +96,11 @@ class Calls(rounds.Calls):
         numbers = itertools.count(1)
 
         def round_with_keys(last):
-            # The same keys on every worker, whenever it builds the round.
+            # The same keys on every worker, whenever it builds the round. And one round
+            # after the other: the gradient of a linear loss does not wait for weights.
             usual, ring.keys = ring.keys, itertools.count(next(numbers) * KEYS)
-            made = one_round(last)
+            with tf.control_dependencies(tf.nest.flatten(last.update)):
+                made = one_round(last)
             ring.keys = usual
             return made
 
