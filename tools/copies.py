@@ -174,6 +174,10 @@ def expected(root: Path) -> dict[str, str]:
         found[path] = there and as_copy(name, text, read(root / there))
         if SHARED.fullmatch(name) and (path == there or not whole(name, text)):
             rows.append(path + shown)
+    others = {
+        p.relative_to(root).as_posix() for n in WHOLE for p in root.glob(f"*/{n}")
+    }
+    rows += [path + shown for path in sorted(others - originals.keys())]
     head, mark, _ = read(root / ATTRIBUTES).partition("# Generated.\n")
     return {**found, ATTRIBUTES: head + mark + "\n".join([*rows, ""])}
 

@@ -25,9 +25,9 @@ def real(weights, x):
 
 def loss(weights, x):
     others = [tf.stop_gradient(weight) for weight in weights]
-    judged = [real(weights, x), -real(weights, fakes(others, x))]
-    judged.append(real(others, fakes(weights, x)))
-    losses = [tf.reduce_mean(tf.nn.softplus(-logits)) for logits in judged]
+    scores = [real(weights, x), -real(weights, fakes(others, x))]
+    scores.append(real(others, fakes(weights, x)))
+    losses = [tf.reduce_mean(tf.nn.softplus(-logits)) for logits in scores]
     return tf.add_n(losses), losses[2]
 
 
