@@ -194,11 +194,11 @@ def _show(command: list[str]) -> None:
 
 
 class _Task(_Forked):
-    """In a launcher: a task's process. What is no script is a Popen as ever."""
+    """In a launcher: a task's process. What is no task is a Popen as ever."""
 
     def _execute_child(self, *given: object) -> None:
         command = given[0]
-        if command[0] == sys.executable and str(command[1]).endswith(".py"):
+        if command[0] == sys.executable and "--logdir" in command:
             super()._execute_child(*given)
         else:
             POPEN._execute_child(self, *given)

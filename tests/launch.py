@@ -348,6 +348,14 @@ def saved_step(logdir: pathlib.Path) -> int:
     return int(first.rpartition("-")[2].strip('"'))
 
 
+def is_gone(pid: int) -> bool:
+    """Says whether a process has ended, be it that its parent has not asked yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def wait_until(
     test: Callable[[], object], seconds: float, run: Launch | None = None
 ) -> None:

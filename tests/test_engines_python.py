@@ -14,7 +14,6 @@ import time
 import types
 
 import launch
-import psutil
 import pytest
 import test_engines as common
 
@@ -125,10 +124,9 @@ def test_a_script_ends_with_its_task(tmp_path, modules):
     while not (pid.exists() and pid.read_text()):
         assert time.monotonic() < end
         time.sleep(0.05)
-    script = psutil.Process(int(pid.read_text()))
     process.kill()
     process.wait()
-    while script.is_running():  # its number may be another's by now
+    while not launch.is_gone(int(pid.read_text())):
         assert time.monotonic() < end
         time.sleep(0.05)
 

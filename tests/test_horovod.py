@@ -219,9 +219,9 @@ def test_a_pipeline_that_is_told_to_end_compiles_no_more(number, whom, fake):
             os.killpg(run.process.pid, number)
         process = int(compiler.read_text())
         try:
-            launch.wait_until(lambda: not psutil.pid_exists(process), 20)
+            launch.wait_until(lambda: launch.is_gone(process), 20)
         finally:
-            if psutil.pid_exists(process):
+            if not launch.is_gone(process):
                 os.killpg(os.getpgid(process), signal.SIGKILL)
     assert not (fake.venv / "stamp").exists()
 

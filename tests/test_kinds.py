@@ -19,8 +19,7 @@ MODELS = REPO / "tests" / "models"
 ONE = "Non-Distributed-Setup"
 # Those that do not fit, and what is said of them.
 UNFIT = {
-    "batch_norm": "problem.py, line 27: the loss or the mini-batch changes the "
-    "variable moving_mean: a round keeps nothing for the next ",
+    "batch_norm": ": the loss or the mini-batch changes the variable moving_",
     "rnn_state": "problem.py, line 27: the loss or the mini-batch changes the "
     "variable state: a round keeps nothing for the next ",
     "optimizer_in_loss": "NotImplementedError: ('Trying to update a Tensor ', ",

@@ -1138,6 +1138,7 @@ def test_level_3_only_cluster(tmp_path) -> None:
     """The page's script beside a copy of cluster/ and run.sh finds the four corners."""
     mine, logdir = tmp_path / "mine", tmp_path / "logdir"
     shutil.copytree(REPO / "HogWild" / "cluster", mine / "cluster")
+    shutil.copy(REPO / "HogWild" / "launch.py", mine)
     (mine / "kmeans.py").write_text(BLOCKS[2])
     text = (REPO / "HogWild" / "run.sh").read_text()
     (mine / "run.sh").write_text(text.replace("hogwild.py", "kmeans.py"))

@@ -362,13 +362,13 @@ def test_a_pipeline_that_is_told_to_end_installs_no_more(
     else:
         os.killpg(process.pid, number)
     try:
-        launch.wait_until(lambda: not psutil.pid_exists(pip), 20)
+        launch.wait_until(lambda: launch.is_gone(pip), 20)
     finally:
-        if psutil.pid_exists(pip):
+        if not launch.is_gone(pip):
             os.killpg(os.getpgid(pip), signal.SIGKILL)
         process.wait(30)
     mark = fresh.root / ".venv.setup"
-    launch.wait_until(lambda: not psutil.pid_exists(int(mark.read_text())), 20)
+    launch.wait_until(lambda: launch.is_gone(int(mark.read_text())), 20)
     fresh.set("3.12.1", "true")
     assert (fresh.run().returncode, fresh.log.read_text()) == (0, "venv\npip\n")
 

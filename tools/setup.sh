@@ -227,7 +227,9 @@ setup_environment() {
 
   if [[ -e $SETUP_MARK ]]; then
     pid=$(cat "$SETUP_MARK" 2>/dev/null || true)
-    if [[ -n $pid ]] && kill -0 "$pid" 2>/dev/null; then
+    # In a container process 1 may not ask how an orphan has ended: a zombie is gone.
+    if [[ -n $pid ]] && kill -0 "$pid" 2>/dev/null &&
+      [[ $(ps -o stat= -p "$pid" 2>/dev/null || true) != Z* ]]; then
       fail "process $pid is setting up $VENV already: wait for it, or end it and" \
         "remove $SETUP_MARK."
     fi
