@@ -31,7 +31,6 @@ FIT = sorted({path.stem for path in MODELS.glob("*.py")} - NO_MODELS)
 # What a call of many rounds, another order or a while_loop would break first.
 RISKY = [
     *((model, "HogWild") for model in ("cifar10", "gan", "gru", "reinforce")),
-    *((model, "HogWild") for model in ("sparse_lr", "vae")),
     ("queues", "Gossip-SGD"),  # whose rounds have a session of their own
 ]
 # As many steps as bring all models about as far, with two workers.
