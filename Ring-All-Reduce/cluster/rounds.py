@@ -189,8 +189,8 @@ class Calls:
         self.seconds = CALL  # of a round in the call before
         self.trained, began = 0.0, time.monotonic()
         self.fetch(sizes[0])
-        # Seconds that one more round costs.
-        self.cost = (time.monotonic() - began) / sizes[0]
+        # Seconds that one more round costs: TensorFlow prepares it about as long.
+        self.cost = 2 * (time.monotonic() - began) / sizes[0]
         for size in sizes if sizes[-1] * self.cost < CHEAP else ():
             self.fetch(size)
 
@@ -261,8 +261,6 @@ class Calls:
         made = call()
         seconds = time.monotonic() - began
         task.doing(None)
-        if not self.trained:
-            self.cost += seconds
         self.trained += seconds
         self.seconds = seconds / size
         return made
