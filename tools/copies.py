@@ -168,16 +168,13 @@ def expected(root: Path) -> dict[str, str]:
     """Returns what each file should be that is a copy or lists them; "" is no file."""
     originals = sources(root)
     found, shown = {}, f" {HIDDEN}".replace(" ", " -")
-    rows = [f"*/{name} {HIDDEN}" for name in ("cluster/*.py", *WHOLE)]
+    # An example's name begins with a capital letter, as that of tests/ does not.
+    rows = [f"[A-Z]*/{name} {HIDDEN}" for name in ("cluster/*.py", *WHOLE)]
     for path, there in sorted(originals.items()):
         name, text = path.partition("/")[2], read(root / path)
         found[path] = there and as_copy(name, text, read(root / there))
         if SHARED.fullmatch(name) and (path == there or not whole(name, text)):
             rows.append(path + shown)
-    others = {
-        p.relative_to(root).as_posix() for n in WHOLE for p in root.glob(f"*/{n}")
-    }
-    rows += [path + shown for path in sorted(others - originals.keys())]
     head, mark, _ = read(root / ATTRIBUTES).partition("# Generated.\n")
     return {**found, ATTRIBUTES: head + mark + "\n".join([*rows, ""])}
 
