@@ -869,6 +869,7 @@ esac
 """
 
 
+@launch.if_thorough
 def test_a_first_dry_run_writes_nothing_but_the_files(kubernetes, tmp_path):
     """`DRY_RUN=1 bash run.sh >file`: what is said meanwhile is not in the file."""
     for name in ("Engines/Kubernetes", "HogWild", "Distributed-Setup"):

@@ -209,6 +209,7 @@ def layers_of_keras(shape, classes, hidden):
 
 
 @pytest.mark.long
+@launch.if_thorough
 def test_pictures_of_all_kinds_from_files_to_predictions(tmp_path) -> None:
     """RGB beside RGBA and gray, large and small, .jpg: refused, as advised, predicted.
 
