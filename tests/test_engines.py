@@ -869,13 +869,13 @@ esac
 """
 
 
-@launch.if_thorough
 def test_a_first_dry_run_writes_nothing_but_the_files(kubernetes, tmp_path):
     """`DRY_RUN=1 bash run.sh >file`: what is said meanwhile is not in the file."""
     for name in ("Engines/Kubernetes", "HogWild", "Distributed-Setup"):
         leave = shutil.ignore_patterns(".venv*", "logdir", "__pycache__")
         shutil.copytree(launch.REPO / name, tmp_path / name, ignore=leave)
-    shutil.copy(ENGINES / "common.sh", tmp_path / "Engines")
+    for name in ("common.sh", "ports.py"):
+        shutil.copy(ENGINES / name, tmp_path / "Engines")
     python = tmp_path / "python"
     python.write_text(FIRST)
     python.chmod(0o755)

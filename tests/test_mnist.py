@@ -209,7 +209,6 @@ def layers_of_keras(shape, classes, hidden):
 
 
 @pytest.mark.long
-@launch.if_thorough
 def test_pictures_of_all_kinds_from_files_to_predictions(tmp_path) -> None:
     """RGB beside RGBA and gray, large and small, .jpg: refused, as advised, predicted.
 
@@ -250,7 +249,8 @@ def test_pictures_of_all_kinds_from_files_to_predictions(tmp_path) -> None:
         assert run.wait(200) == 0, run.output
     done = result(logdir)
     # The cross-entropy of two classes is 0.7 at the start; the decay is about 2.
-    assert min(done["loss_per_worker"].values()) > done["test_loss"] + 0.5
+    # Of 20 steps one worker may have made all; the other one has no loss.
+    assert min(filter(None, done["loss_per_worker"].values())) > done["test_loss"] + 0.5
     files = [folder / name for name in ("red/a.JPG", "red/gray.png", "green/4.png")]
     said = tell("predict.py", served, *files)
     assert said.returncode == 0 and len(said.stdout.splitlines()) == 3, said.stderr
