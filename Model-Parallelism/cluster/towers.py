@@ -85,6 +85,10 @@ class Calls:
             with tf.name_scope(f"group_{number}"):
                 one = functools.partial(one_round, group)
                 self.groups.append(rounds.Calls(one))
+        # Threads cannot build one graph: all is built before they begin.
+        for calls in self.groups if len(self.groups) > 1 else ():
+            for size in calls.sizes:
+                calls.fetch(size)
 
     def make(self, session, left, report):
         """Makes rounds of every group, as rounds.Calls does; returns the updates left.

@@ -187,6 +187,7 @@ class Calls:
         mark = tf.no_op("calls")  # what is built later has the same scope and device
         self.scope, self.device = mark.name.rpartition("calls")[0], mark.device
         self.seconds = CALL  # of a round in the call before
+        self.called = set()  # the sizes of calls that TensorFlow has prepared
         self.trained, began = 0.0, time.monotonic()
         self.fetch(sizes[0])
         # Seconds that one more round costs: TensorFlow prepares it about as long.
@@ -251,8 +252,10 @@ class Calls:
         if size not in self.fetches:
             task.doing(f"building the graph of {size} rounds")
         call = session.make_callable(self.fetch(size))
-        # TensorFlow prepares the graph in the first call.
-        task.doing(f"preparing the graph of {size} round{'s' * (size > 1)}")
+        # TensorFlow prepares the graph in the first call; a later one may wait for
+        # other workers.
+        if size not in self.called:
+            task.doing(f"preparing the graph of {size} round{'s' * (size > 1)}")
         return call
 
     def timed(self, call, size):
@@ -261,6 +264,7 @@ class Calls:
         made = call()
         seconds = time.monotonic() - began
         task.doing(None)
+        self.called.add(size)
         self.trained += seconds
         self.seconds = seconds / size
         return made

@@ -46,7 +46,7 @@ class Run(Training):
         super().__init__(args, learning, calls, test, saver)
         self.target, self.config, self.stats = target, config, stats
         self.reason = None  # why the last session ended, if there was one
-        self.begun = None  # the newest session, and the incarnation that it began in
+        self.opened = None  # the newest session, and the incarnation that it began in
         self.made, self.since = None, None  # rounds made before a loss, and its time
         elements = self.elements(learning)
         self.rendezvous = Rendezvous(args, target, config, elements, self.heartbeat)
@@ -90,9 +90,9 @@ class Run(Training):
     def open_session(self):
         """Returns a session that has joined the run. Chief: it has opened it, too."""
         session = tf.Session(self.target, config=self.config)
-        self.begun = session, None
+        self.opened = session, None
         self.prepare(session)
-        self.begun = session, session.run(self.stats.incarnation.number)
+        self.opened = session, session.run(self.stats.incarnation.number)
         self.begin_input(session)
         session.run(self.join)
         return session
@@ -158,9 +158,9 @@ class Run(Training):
         process. So every ps is asked whether it has the model with which the session
         has begun. If they have, the error would come again.
         """
-        if errors.is_of_others(error) or self.begun is None:
+        if errors.is_of_others(error) or self.opened is None:
             return True
-        session, number = self.begun
+        session, number = self.opened
         try:
             empty = session.run(self.uninitialised)
             if number is None:  # it is still being prepared
