@@ -437,7 +437,7 @@ def of_disks(found: dict) -> list[str]:
     if "first status 138" not in found["lines"]:
         wrong.append("not status 138 on a full disk")
     text = "\n".join(found["lines"])
-    for words in ("cannot save: ", "result.json could not be written"):
+    for words in ("cannot save: ", "the result is not written: "):
         if text.count(words) != 1:
             wrong.append(f"{text.count(words)} times: {words}")
     if not re.search(r"resumes from global step [1-9]", text):

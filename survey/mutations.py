@@ -42,7 +42,7 @@ import pytest
 TESTS = launch.REPO / "tests"
 
 FILES = (
-    "test_heartbeat.py",
+    "test_board.py",
     "test_report.py",
     "test_conformance.py",
     "test_sync.py",
@@ -63,8 +63,8 @@ HARMLESS = ("name_scope", "print")
 
 # Shared modules, and the scheme whose tests are asked first.
 SHARED = {
-    **dict.fromkeys(("stats", "incarnation", "rounds"), "HogWild"),
-    **dict.fromkeys(("sync", "sums", "quorum"), "Synchronous-SGD"),
+    **dict.fromkeys(("stats", "rounds"), "HogWild"),
+    "sync": "Synchronous-SGD",
     "clocks": "Stale-Synchronous-Parallel",
     "gossip": "Gossip-SGD",
 }
@@ -72,24 +72,23 @@ SHARED = {
 # have. Those that start processes start them with the changed module.
 AROUND = {
     "report": {"test_report.py": ""},
-    "training": {
-        "test_run.py": "checkpoint_that_cannot_be_used or (killed_resumed and HogWild)"
-    },
+    "training": {"test_run.py": "killed_resumed and Setup"},
+    "checkpoint": {"test_run.py": "checkpoint_that_cannot_be_used or five_checkpoints"},
     "run": {
-        "test_rounds.py": "restore or alive",
-        "test_run.py": "three_shells",
-        "test_faults.py": "ps_that_is_lost_after_the_last or goes_on_with_the_model"
+        "test_run.py": "three_shells or ends_early",
+        "test_faults.py": "ps_that_is_lost or after_a_loss or goes_on_with_the_model"
         " or chief_that_diverges",
     },
-    "rendezvous": {
-        "test_heartbeat.py": "",
-        "test_faults.py": "task_of_another_run or worker_that_a_step_needs",
+    "board": {
+        "test_board.py": "",
+        "test_faults.py": "task_of_another_run or gone_for_good",
     },
-    "heartbeat": {
-        "test_heartbeat.py": "",
+    "link": {
+        "test_board.py": "",
         "test_run.py": "three_shells",
-        "test_faults.py": "ps_that_is_silent",
+        "test_faults.py": "ps_that_is_silent or nobody_answers",
     },
+    "ps": {"test_faults.py": "after_a_loss"},
     "peers": {"test_peers.py": "chief or (ring_that_breaks and DiLoCo)"},
     "ring": {"test_peers.py": "trace or bucket"},
     "membership": {"test_membership.py": "not run_sh and not told_to_end"},
@@ -402,7 +401,7 @@ def drawn(names: Iterable[str], count: int) -> list[tuple[str, int, str, str]]:
     """
     found = []
     for name in names:
-        source = launch.REFERENCE / "launch.py"
+        source = launch.REPO / "originals" / "launch.py"
         if name != "launch":
             source = pathlib.Path(importlib.import_module(f"cluster.{name}").__file__)
         every = list(anywhere(ast.parse(source.read_text())))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import harness
 import launch
 import numpy as np
-from harness import STREAMS, Push, rounds, stats, tf
+from harness import STREAMS, Push, contract, rounds, stats, tf
 
 gossip = importlib.import_module("cluster.gossip")
 
@@ -53,9 +53,7 @@ class Gossiper:
         with self.graph.as_default(), self.graph.container(run.name), device:
             task = [f"--task_index={index}", f"--worker_hosts={','.join(hosts)}"]
             self.args = args = run.module.parse_args([*task, *run.flags])
-            start, batch, loss, initializer, feed = harness.Run.quadratic(
-                run, self, index
-            )
+            start, batch, loss = harness.Run.quadratic(run, self, index)
             with tf.device("/job:worker/task:0"):
                 center = tf.get_variable("center", initializer=start)
             self.stats = stats.Stats(args)
@@ -79,11 +77,8 @@ class Gossiper:
                 self.exchange = replica.average(replica.read())
                 self.partner = found[0] if found else []
             self.draw = replica.choose()
-            incarnation = self.stats.incarnation
-            self.open = incarnation.open("", self.stats.prepare())
-            self.join = incarnation.join(f"test {index}")
-            self.begin = [incarnation.close(), tf.global_variables_initializer()]
-            local = [tf.local_variables_initializer(), initializer]
+            begin, initial = contract.begin(), tf.global_variables_initializer()
+            opened = self.stats.open()
         config = tf.ConfigProto(operation_timeout_in_ms=1000 * LIMIT)
         launch.without_optimizer(config)
         if self.pulls:
@@ -91,10 +86,10 @@ class Gossiper:
             rewriter.dependency_optimization = rewriter.OFF  # see harness.noted
         self.session = tf.Session(targets[index], graph=self.graph, config=config)
         if index == 0:
-            self.session.run(self.begin)
-            self.session.run(self.open)
-        self.session.run(local, feed)
-        self.session.run(self.join)
+            self.session.run(initial)
+            self.session.run(opened)
+        for operations in begin:
+            self.session.run(operations)
         names = [gossip.name_of(k) for k in replica.near or [index]]
         self.session.run(replica.choose_among, {replica.chosen: names})
         self.held: dict = {}
@@ -112,7 +107,7 @@ class Gossiper:
         held, self.held = self.held, {}
         name = gossip.name_of(self.index if neighbour is None else neighbour)
         held.update(dict.fromkeys(self.choice, name))
-        losses, counts, _ = self.session.run(self.calls.fetch(1), held)
+        losses, counts, _ = self.session.run(self.calls.fetches[1], held)
         return Push(*counts[0].tolist(), float(losses[0]), self.run.now())
 
     def average(self, neighbour: int) -> None:
@@ -122,7 +117,7 @@ class Gossiper:
 
     def call(self, count: int) -> list[Push]:
         """Makes the rounds of one call; no push knows the replicas."""
-        losses, counts, _ = self.session.run(self.calls.fetch(count))
+        losses, counts, _ = self.session.run(self.calls.fetches[count])
         made = zip(counts.tolist(), losses.tolist(), strict=True)
         return [Push(*counted, loss, None) for counted, loss in made]
 

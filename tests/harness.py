@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import importlib
 import itertools
 import threading
@@ -26,11 +25,12 @@ import numpy as np
 
 # With it come the modules of cluster/ and problem.py, the same in every folder.
 tf = launch.load("Distributed-Setup").tf
-rounds, runs, stats, task = (
+contract, rounds, stats, task = (
     importlib.import_module(f"cluster.{name}")
-    for name in ("rounds", "run", "stats", "task")
+    for name in ("contract", "rounds", "stats", "task")
 )
 
+rounds.CHEAP = 1e9  # a machine that is busy builds all rounds, too
 WORKERS = 4  # tasks of a cluster; a run may use fewer
 STREAMS = ((1.0, 3.0), (5.0, 7.0))  # of worker A and worker B
 ASYNCHRONOUS = {  # folder: the flags of the hand-computed traces
@@ -86,6 +86,11 @@ def servers(num_ps: int) -> tuple:
         targets = [server.target for server in started[num_ps:]]
         _clusters[num_ps] = spec, hosts, targets, started
     return _clusters[num_ps][:3]
+
+
+def servers_of(num_ps: int) -> list:
+    """Returns the servers of such a cluster, ps first."""
+    return _clusters[num_ps][3]
 
 
 def peers(workers: int, config: Callable) -> tuple:
@@ -166,7 +171,7 @@ class Worker:
         self.graph = tf.Graph()
         setter = tf.train.replica_device_setter(cluster=spec, worker_device=self.device)
         with self.graph.as_default(), self.graph.container(run.name), tf.device(setter):
-            start, batch, loss, initializer, feed = run.problem(self, index)
+            start, batch, loss = run.problem(self, index)
             args, batch = run.args(index), rounds.in_turn(batch)
             pieces = tf.fixed_size_partitioner(run.num_ps)
             center = tf.get_variable("center", initializer=start, partitioner=pieces)
@@ -195,14 +200,11 @@ class Worker:
                 for name, v in self.variables.items()
                 if name.endswith("/Adagrad") and name not in self.local
             }
-            state = self.stats.incarnation
-            self.join, self.heartbeat = state.join(f"test {index}"), state.beat()
+            self.join, begin = self.stats.on_begin, contract.begin()
             if index == 0:  # what only the chief does
-                self.close, self.on_open = state.close(), state.on_open
-                self.open = state.open("", self.stats.prepare())
+                self.open = self.stats.open()
                 self.saver = tf.train.Saver()
-                initial = tf.group(tf.global_variables_initializer(), self.close)
-            local = tf.group(tf.local_variables_initializer(), initializer)
+                self.initial = tf.global_variables_initializer()
         config = tf.ConfigProto(
             device_filters=["/job:ps", self.device],
             operation_timeout_in_ms=1000 * LIMIT,
@@ -212,13 +214,12 @@ class Worker:
             rewriter = config.graph_options.rewrite_options
             rewriter.dependency_optimization = rewriter.OFF  # see `noted`
         self.session = tf.Session(targets[index], graph=self.graph, config=config)
-        # What is checked with a heartbeat has a graph of its own, as in `rendezvous`.
-        self.graph_beside, self.config = tf.Graph(), config
         if index == 0:
-            self.session.run(initial)
-        self.session.run(local, feed)
+            self.session.run(self.initial)
+        for operations in begin:
+            self.session.run(operations)
         self.held: dict = {}
-        fetches = [(n, self.calls.fetch(n)) for n in self.calls.sizes]
+        fetches = [*self.calls.fetches.items()]
         # The loss of a round is one number, which no other value of it may stand for.
         losses = [fetch[0] for _, fetch in fetches]
         assert {(x.dtype, x.shape.rank) for x in losses} == {(tf.float32, 1)}
@@ -232,7 +233,7 @@ class Worker:
     def push(self) -> Push:
         """Makes one round, at the pull if there was one."""
         held, self.held = self.held, {}
-        fetch = self.calls.fetch(1)
+        fetch = self.calls.fetches[1]
         losses, counts, _ = self.session.run(fetch, held) if held else self.call_of[1]()
         return Push(*counts[0].tolist(), float(losses[0]), self.now())
 
@@ -262,41 +263,9 @@ class Worker:
         self.held = dict(zip(self.pulls, pulled, strict=True))
         return False
 
-    @functools.cached_property
-    def checks(self) -> list:
-        """What is done with a heartbeat, in a graph that is built when it is needed."""
-        with self.graph_beside.as_default(), self.graph_beside.container(self.run.name):
-            stats_there = stats.Stats(self.run.args(self.index))
-            return [check(stats_there) for check in self.stats.incarnation.checks]
-
-    @functools.cached_property
-    def beside(self) -> tf.Session:
-        """The session of that graph."""
-        return tf.Session(self.session.sess_str, self.graph_beside, self.config)
-
-    def make_checks(self) -> None:
-        """Does what is done with a heartbeat, beside the heartbeat itself."""
-        for operation, _, _ in self.checks:
-            self.beside.run(operation)
-
     def temporary(self, name: str) -> tf.Variable:
-        """Returns a variable of the incarnation, by its name."""
-        with self.graph.as_default():
-            found = {v.op.name: v for v in tf.get_collection("incarnation")}
-        return found[name]
-
-    def forget(self, seconds: float) -> None:
-        """Makes it so much longer ago that the run began and heard of this worker."""
-        ago = np.zeros(len(self.run.workers))
-        ago[self.index] = seconds
-        with self.graph.as_default():
-            changes = [self.temporary("heartbeats").assign_sub(ago).op]
-            # The number of the incarnation is its time, in microseconds.
-            for name in ("incarnation", "joined"):
-                variable = self.temporary(name)
-                much = np.full(variable.shape, int(1e6 * seconds))
-                changes.append(variable.assign_sub(much).op)
-        self.session.run(changes)
+        """Returns a variable that is not saved, by its name."""
+        return {v.op.name: v for v in self.stats.variables}[name]
 
     def now(self) -> np.ndarray:
         """Returns the center variable."""
@@ -314,7 +283,7 @@ class Worker:
         """Returns the nodes of a call as TensorFlow placed them, one list a device."""
         options = tf.RunOptions(output_partition_graphs=True)
         metadata = tf.RunMetadata()
-        self.session.run(self.calls.fetch(count), None, options, metadata)
+        self.session.run(self.calls.fetches[count], None, options, metadata)
         return [list(graph.node) for graph in metadata.partition_graphs]
 
 
@@ -399,43 +368,19 @@ class Run:
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.session.close()
-            if "beside" in vars(worker):
-                worker.beside.close()
 
     def open(self) -> None:
-        """The chief begins an incarnation; nobody has joined it yet."""
+        """The chief begins the training; no worker has begun its part of it yet."""
         self.chief.session.run(self.chief.open)
-        self.chief.session.run(self.chief.on_open)
 
     def join(self, k: int) -> None:
-        """Worker k joins the incarnation."""
+        """Worker k begins its part, as in each session."""
         self.workers[k].session.run(self.workers[k].join)
 
-    def close(self) -> None:
-        """The chief ends the incarnation."""
-        self.chief.session.run(self.chief.close)
-
-    def restore(self, path: str, meanwhile: Callable = lambda: None) -> None:
-        """The chief restores a checkpoint and begins an incarnation, as after a loss.
-
-        `meanwhile()` is called when the checkpoint is restored, before the beginning.
-        """
-        chief = self.chief
-
-        def restore(session):
-            chief.saver.restore(session, path)
-            meanwhile()
-            return 0
-
-        training = types.SimpleNamespace(
-            chief=True,
-            is_alive=lambda session: False,
-            close_state=chief.close,
-            restore=restore,
-            open_state=chief.open,
-            on_open=chief.on_open,
-        )
-        runs.Run.prepare(training, chief.session)
+    def restore(self, path: str) -> None:
+        """The chief restores a checkpoint, as it does into ps that have not trained."""
+        self.chief.saver.restore(self.chief.session, path)
+        self.open()
 
     def args(self, index: int) -> types.SimpleNamespace:
         """Returns the checked flags, as the script reads them."""
@@ -452,6 +397,7 @@ class Run:
             stream = np.repeat(stream[:, None], len(self.start), axis=1)
         dataset = tf.data.Dataset.from_tensor_slices(stream).repeat()
         iterator = tf.data.make_initializable_iterator(dataset)
+        tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
 
         def record(w, c):
             worker.passes.append((w.copy(), c.copy()))
@@ -463,7 +409,7 @@ class Run:
                 return tf.reduce_sum(0.5 * (w - tf.stop_gradient(c)) ** 2)
 
         start, loss = tf.constant(self.start), self.loss(index, loss)
-        return start, iterator.get_next, loss, iterator.initializer, {}
+        return start, iterator.get_next, loss
 
     def play(self, schedule: str) -> list[Push]:
         """Runs a schedule; returns what became of each push."""

@@ -36,25 +36,6 @@ FORKS = False
 SIZES = re.compile(r"^SIZES = \(1, (3, )?10\)", re.MULTILINE)  # rounds of a call
 REFERENCE = REPO / "Distributed-Setup"
 HOROVOD = REPO / "Horovod"
-# Every line of a run that goes well or is taken up again.
-LINE = re.compile(
-    r"(run\.sh: .*"
-    r"|\[(ps|worker) \d+\] (ps \d+ of \d+ serves at \S+"
-    r"|variable +elements  device|[\w/]+ +(\d+|rows)  (/job:\S+|this process)"
-    r"|step +\d+/\d+  loss [\d.]+  staleness [\d.]+  \d+ steps/s(  \d+ s left)?"
-    r"|still .*|the run is over: .*"
-    r"|worker \d+ (is gone|has not joined): .*"
-    r"|no GPU for worker \d+: it computes on the CPU"
-    r"|lost (a ps|the chief): .*|goes on with the model on the ps, at global step \d+"
-    r"|worker \d+ of \d+ serves at \S+|memory of process \d+: at most \d+ MB"
-    r"|deals the table anew: it was on \d+ ps, by \w+"
-    r"|told to end: saved at global step \d+"
-    r"|resumes from global step \d+|nothing to do: .* global step \d+"
-    r"|result: .*/result\.json|curves: .*tensorboard.* --logdir .*"
-    r"|test \w+ [\d.]+ after \d+ global steps(, \d+ of them)? in [\d.]+ s "
-    r"\(\d+ steps/s, \d+ examples/s\)))"
-)
-
 # A command that runs with mounts of its own.
 OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
 LAUNCHERS = ("run.sh", "/launch.py", "/launcher.py")
@@ -126,7 +107,7 @@ def load(folder: str) -> types.ModuleType:
 def environment(**changes: str) -> dict[str, str]:
     """Returns the environment of a new user, with this Python and the changes."""
     unset = ("PYTHONPATH", "TF_CONFIG", "LOGDIR", "BASE_PORT", "TIMEOUT", "NUM_PS")
-    unset += ("OPEN_PORTS", "LAUNCHER", "ALONE", "SCRIPT")
+    unset += ("OPEN_PORTS", "LAUNCHED_BY", "ALONE", "SCRIPT")
     env = {name: value for name, value in os.environ.items() if name not in unset}
     # Copies share the environment that takes minutes.
     env.setdefault("HOROVOD_VENV", str(HOROVOD / ".venv"))
@@ -150,14 +131,14 @@ def free_ports(count: int) -> int:
     Below those that run.sh draws from, and every process of pytest-xdist has its own.
     """
     reference()
-    from cluster import ports
+    from cluster import addresses
 
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     first = 10000 + 500 * (number % 10)
     bases = list(range(first, first + 500 - count, count))
     random.shuffle(bases)  # two suites on one machine
     for base in bases:
-        if all(map(ports.is_free, range(base, base + count))):
+        if all(map(addresses.is_free, range(base, base + count))):
             return base
     raise RuntimeError("no free ports")
 
@@ -441,6 +422,16 @@ class WorkersByHand(ByHand):
         task = [f"--task_index={index}", hosts, *self.flags, *flags]
         self.started.append(run_task(self.copy, *task, **env))
         return self.started[-1]
+
+
+def strange(lines: Sequence[str]) -> list[str]:
+    """Returns the lines of a run.sh that no task and no launcher says, and tracebacks.
+
+    TensorFlow's own lines go into the tasks' logs.
+    """
+    said = re.compile(r"(run\.sh: |\[(ps|worker|evaluator) \d+\] )")
+    alien = re.compile(r"Traceback|tensorflow/|^\S+ \d+\] [WEF]0")
+    return [x for x in lines if not said.match(x) or alien.search(x)]
 
 
 def result(logdir: pathlib.Path) -> dict:

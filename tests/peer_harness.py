@@ -18,9 +18,9 @@ import launch
 import numpy as np
 from harness import STREAMS, Push, rounds, tf
 
-lockstep, ring, sharded = (
+contract, lockstep, ring, sharded = (
     importlib.import_module(f"cluster.{name}")
-    for name in ("lockstep", "ring", "sharded")
+    for name in ("contract", "lockstep", "ring", "sharded")
 )
 
 SCHEMES = {  # folder: the flags of the hand-computed traces
@@ -47,9 +47,7 @@ class Peer:
         with self.graph.as_default(), self.graph.container(run.name), device:
             task = [f"--task_index={index}", f"--worker_hosts={','.join(hosts)}"]
             self.args = args = run.module.parse_args([*task, *run.flags])
-            start, batch, loss, initializer, feed = harness.Run.quadratic(
-                run, self, index
-            )
+            start, batch, loss = harness.Run.quadratic(run, self, index)
             self.ring = run.module.Ring(args)
             learning = types.SimpleNamespace(start=start, batch=batch, loss=loss)
             self.center = center = self.ring.center(learning)
@@ -64,19 +62,21 @@ class Peer:
                 sorted({1, run.rounds}),
             )
             # As in `cluster/peers.py`.
-            own = [variable.ref() for variable in self.stats.of_chief()]
-            together = [v for v in tf.global_variables() if v.ref() not in own]
-            self.broadcast = self.ring.broadcast(together, index == 0)
-            self.check = ring.ConsistencyCheck(self.ring, together)
+            stats = self.stats
+            of_chief = {v.ref() for v in (stats.step, stats.counters, stats.largest)}
+            shared = [v for v in tf.global_variables() if v.ref() not in of_chief]
+            shared.append(stats.number)
+            self.broadcast = self.ring.broadcast(shared, index == 0)
+            self.check = ring.ConsistencyCheck(self.ring, shared)
             self.extra = run.extra(self) if run.extra else None
             # Where nobody has all of w, it is read from workers who are between rounds.
             self.whole = getattr(center, "whole", center)
             self.meet = self.ring.sum(tf.zeros([1]))
-            incarnation = self.stats.incarnation
-            self.begin = [incarnation.close()] if index == 0 else []
-            self.prepare = self.stats.prepare()
-            self.local = local = [tf.local_variables_initializer(), initializer]
-            initial = tf.global_variables_initializer()
+            self.open = stats.open()
+            begin = contract.begin()
+            mine = shared[:-1] if index else tf.global_variables()
+            initial = tf.variables_initializer(mine)
+            self.local = tf.local_variables_initializer()
             self.variables = {
                 v.op.name: v for v in tf.global_variables() + tf.local_variables()
             }
@@ -85,15 +85,17 @@ class Peer:
         launch.without_optimizer(config)
         self.target = targets[index]
         self.session = tf.Session(self.target, graph=self.graph, config=config)
-        self.session.run([*self.begin, initial])
-        self.session.run(local, feed)
-        self.session.run(self.prepare)
+        self.session.run(initial)
+        if index == 0:
+            self.session.run(self.open)
+        for operations in begin:
+            self.session.run(operations)
 
     passes: Sequence = ()
 
     def call(self, count: int = 1) -> list[Push]:
         """Makes the rounds of one call; only the last knows the center variable."""
-        losses, counts, _ = self.session.run(self.calls.fetch(count))
+        losses, counts, _ = self.session.run(self.calls.fetches[count])
         assert (losses.shape, losses.dtype) == ((count,), np.float32)
         if self.whole is None:
             self.session.run(self.meet)

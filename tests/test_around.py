@@ -22,7 +22,7 @@ import pytest
 import rules
 import test_inputs
 from harness import STREAMS, rounds, servers, stats, tf
-from launch import LINE, REPO, copy_of, result, run_sh, saved_step, wait_until
+from launch import REPO, copy_of, result, run_sh, saved_step, wait_until
 
 IN_GRAPH, SPLIT, TABLE = (
     "In-Graph-Replication",
@@ -31,7 +31,6 @@ IN_GRAPH, SPLIT, TABLE = (
 )
 tables = importlib.import_module("cluster.tables")
 timeline = importlib.import_module("cluster.timeline")
-training = importlib.import_module("cluster.training")
 PLACED = tf.RunOptions(output_partition_graphs=True)
 
 
@@ -74,12 +73,10 @@ def graph_of(num_ps: int, me: int = 0, name: str | None = None) -> Iterator:
 
 
 def began(session, counters) -> None:
-    """Initialises all and opens an incarnation, as the chief does."""
+    """Initialises all and begins, as the chief does."""
     with session.graph.as_default():
-        state = counters.incarnation
-        first = [tf.global_variables_initializer(), state.close()]
-        then = [state.open("", counters.prepare()), state.join("test")]
-    for operation in [*first, *then]:
+        operations = [tf.global_variables_initializer(), counters.open()]
+    for operation in operations:
         session.run(operation)
 
 
@@ -101,14 +98,14 @@ class Shard:
 
 @contextlib.contextmanager
 def in_graph(*flags: str, num_ps: int = 1, workers: int = 2) -> Iterator:
-    """Yields the session, what each group fetches, the center, and the counters."""
+    """Yields the session, the towers.Calls, the center, and the counters."""
     module = launch.load(IN_GRAPH)
     args = args_of(module, *flags, num_ps=num_ps, workers=workers)
     with graph_of(num_ps) as graph:
         shards = [Shard(stream) for stream in STREAMS[:workers]]
         batches = module.towers.batches(args, shards)
         center = module.variables(args, shards[0])
-        counters = module.towers.Stats(args)
+        counters = stats.Stats(args)
         calls = module.towers.Calls(
             lambda group, last: module.graph(
                 args, center, counters, group, batches, shards[0], last
@@ -121,16 +118,16 @@ def in_graph(*flags: str, num_ps: int = 1, workers: int = 2) -> Iterator:
         with tf.Session(servers(num_ps)[2][0], graph=graph, config=limit) as session:
             session.run(first)
             began(session, counters)
-            yield session, [one.fetch for one in calls.groups], now, counters, graph
+            yield session, calls, now, counters
 
 
 @pytest.mark.parametrize("num_ps", [1, 2])
 def test_towers_are_the_mean_of_synchronous_sgd(num_ps: int) -> None:
     expected = rules.synchronous_sgd([itertools.cycle(s) for s in STREAMS], 0.0, 7, 0.1)
-    with in_graph(num_ps=num_ps) as (session, (fetch,), now, counters, _):
+    with in_graph(num_ps=num_ps) as (session, calls, now, counters):
         found, numbers = [], []
         for count in (1, 1, 1, 1, 3):
-            losses, entries, _ = session.run(fetch(count))
+            losses, entries = calls.groups[0].call(session, count)
             numbers += entries.tolist()
             found.append(session.run(now))
         table, *_ = session.run(counters.all)
@@ -149,10 +146,10 @@ def test_asynchronous_towers_are_hogwild() -> None:
     schedule = harness.parse(harness.in_turn(6))
     streams = [itertools.cycle(s) for s in STREAMS]
     expected = rules.hogwild(schedule, streams, 0.0, 0.1)
-    with in_graph("--asynchronous") as (session, groups, now, counters, _):
+    with in_graph("--asynchronous") as (session, calls, now, counters):
         found = []
         for k in (0, 1) * 3:
-            _, entries, _ = session.run(groups[k](1))
+            _, entries = calls.groups[k].call(session, 1)
             assert entries[0].tolist() == [len(found) + 1, 0, rounds.APPLIED]
             found.append(session.run(now)[0])
         table, *_ = session.run(counters.all)
@@ -161,9 +158,9 @@ def test_asynchronous_towers_are_hogwild() -> None:
 
 
 def test_a_tower_is_on_its_worker_and_what_is_shared_on_the_ps() -> None:
-    with in_graph(num_ps=2) as (session, (fetch,), _, _, _):
-        metadata = tf.RunMetadata()
-        session.run(fetch(1), options=PLACED, run_metadata=metadata)
+    with in_graph(num_ps=2) as (session, calls, _, _):
+        metadata, fetch = tf.RunMetadata(), calls.groups[0].fetches[1]
+        session.run(fetch, options=PLACED, run_metadata=metadata)
     where: dict[str, set[str]] = {}
     for node in itertools.chain(*[g.node for g in metadata.partition_graphs]):
         where.setdefault(node.device.split("/device")[0], set()).add(node.op)
@@ -176,41 +173,17 @@ def test_a_tower_is_on_its_worker_and_what_is_shared_on_the_ps() -> None:
     assert "IteratorGetNext" not in where[place("worker", 1)]
 
 
-def test_threads_of_a_client() -> None:
-    """They share one report; what one raises is raised, and the others end."""
-    towers = importlib.import_module("cluster.towers")
-
-    class Report:
-        args, seen = None, 0
-
-        def rounds(self, losses, counts):
-            before, self.seen = self.seen, self.seen + 1
-            time.sleep(0.001)
-            assert self.seen == before + 1
-
-    class Calls:
-        def __init__(self, error=None):
-            self.error = error
-
-        def make(self, session, left, report):
-            while left > 0:
-                if self.error:
-                    raise self.error
-                report.rounds(None, None)
-                left -= 1
-            return left
-
-    def make(left, *groups):
-        calls, report = towers.Calls(None, []), Report()
-        calls.groups = groups
-        try:
-            return calls.make(None, left, report), report.seen
-        except KeyError:
-            return None, report.seen
-
-    assert make(10, Calls(), Calls(), Calls()) == (0, 30)
-    left, seen = make(10000, Calls(), Calls(KeyError("x")))
-    assert left is None and seen < 10000
+def test_threads_make_all_updates_and_each_once() -> None:
+    with in_graph("--asynchronous", "--steps=200") as (session, calls, _, counters):
+        made = []
+        while rounds.OVER not in [what for *_, what in made]:
+            losses, counts = calls.make(session, 200 - len(made))
+            assert len(losses) == len(counts)
+            made += counts.tolist()
+        table, *_ = session.run(counters.all)
+    applied = [step for step, _, what in made if what == rounds.APPLIED]
+    assert applied == [*range(1, 201)]
+    assert table[:, 0].sum() == 200 and table[:, 0].min() > 0
 
 
 # --- Model-Parallelism --------------------------------------------------------
@@ -349,14 +322,14 @@ class Embedding:
 
     users, items, rank, batch = 5, 4, 3, 6
 
-    def __init__(self, name: str, num_ps: int, me: int, strategy: str, *flags) -> None:
+    def __init__(self, name: str, num_ps: int, me: int, strategy: str) -> None:
         module = script_of(TABLE)
         self.args = args_of(
             module,
             f"--rank={self.rank}",
             f"--batch_size={self.batch}",
             f"--strategy={strategy}",
-            *flags,
+            "--l2=0.01",
             num_ps=num_ps,
             me=me,
         )
@@ -368,28 +341,27 @@ class Embedding:
             x_train=self.ids[0], y_train=self.ratings[0], rows=9, mean=3.0
         )
         with graph_of(num_ps, me, name) as graph:
-            learning = module.problem.build(data, self.batch, 0, l2=0.01)
+            learning = module.problem.build(data, self.args)
             values = self.ids, self.ratings
             drawn = tf.data.Dataset.from_tensor_slices(values).repeat()
             iterator = tf.data.make_initializable_iterator(drawn)
             self.table = tables.Table(self.args, 9)
             self.stats = stats.Stats(self.args)
             batch = rounds.in_turn(iterator.get_next)
-            self.fetch = rounds.Calls(
+            self.fetches = rounds.Calls(
                 lambda last: module.graph(
                     self.args, self.table, self.stats, batch, learning.loss, last
                 ),
                 (1, 2),
-            ).fetch
+            ).fetches
             self.all = self.table.lookup(tf.range(9))
             self.saver = tables.Saver(self.table)
-            join = self.stats.incarnation.join("test")
             load = []
             self.given = tf.placeholder(tf.float32, [9, self.rank])
             for k, piece in enumerate(self.table.slices):
                 mine = tables.ids_of(k, 9, num_ps, strategy)
                 load.append(piece.assign(tf.gather(self.given, mine)).op)
-        self.load, self.join = load, join
+        self.load = load
         filters = ["/job:ps", f"/job:worker/task:{me}"]
         config = tf.ConfigProto(device_filters=filters, operation_timeout_in_ms=20000)
         self.session = tf.Session(servers(num_ps)[2][me], graph=graph, config=config)
@@ -420,10 +392,8 @@ START = np.random.default_rng(5).normal(0, 0.5, (9, 3)).astype(np.float32)
 def test_touched_rows_are_as_a_dense_table(num_ps, strategy) -> None:
     """Two workers in turn, rows named twice in a mini-batch among them."""
     name = f"around{next(harness._runs)}"
-    flags = "--l2=0.01"
-    two = [Embedding(name, num_ps, me, strategy, flags) for me in (0, 1)]
+    two = [Embedding(name, num_ps, me, strategy) for me in (0, 1)]
     two[0].begin(START)
-    two[1].session.run(two[1].join)
     schedule = harness.parse(harness.in_turn(6))
     streams = [one.batches() for one in two]
     expected = rules.matrix_factorization(
@@ -432,7 +402,7 @@ def test_touched_rows_are_as_a_dense_table(num_ps, strategy) -> None:
     found, named = [], [[], []]
     for turn in range(6):
         one = two[turn % 2]
-        _, entries, _ = one.session.run(one.fetch(1))
+        _, entries, _ = one.session.run(one.fetches[1])
         assert entries[0].tolist() == [turn + 1, 0, rounds.APPLIED]
         found.append(one.session.run(one.all))
         named[turn % 2].append(len(np.unique(one.ids[turn // 2])))
@@ -442,15 +412,14 @@ def test_touched_rows_are_as_a_dense_table(num_ps, strategy) -> None:
     have = dict(zip(stats.COUNTERS, table.T.tolist(), strict=True))
     assert have["pushed"] == [(4 + 12) * sum(n) for n in named]
     assert have["pulled"] == [12 * sum(n) for n in named]
-    of_run = stats.summary(*two[0].session.run(two[0].stats.all))
-    traffic = two[0].table.traffic(of_run)
+    traffic = two[0].table.traffic(two[0].stats.summary(two[0].session))
     assert traffic["dense_bytes_per_step"] == 2 * 4 * 9 * 3
     assert traffic["bytes_per_step"] == 28 * sum(map(sum, named)) / 6
     # Two rounds in a call: the second one sees the first one's update.
     w = rules.matrix_factorization(
         [("pull", 0), ("push", 0)] * 2, [streams[0]], expected[-1], 0.1, 3.0, 0.01
     )[-1]
-    two[0].session.run(two[0].fetch(2))
+    two[0].session.run(two[0].fetches[2])
     np.testing.assert_allclose(two[0].session.run(two[0].all), w, atol=1e-6)
     for one in two:
         one.session.close()
@@ -461,7 +430,7 @@ def test_only_touched_rows_are_on_the_wire() -> None:
     one = Embedding(f"around{next(harness._runs)}", 2, 0, "mod")
     one.begin(START)
     metadata = tf.RunMetadata()
-    one.session.run(one.fetch(1), options=PLACED, run_metadata=metadata)
+    one.session.run(one.fetches[1], options=PLACED, run_metadata=metadata)
     one.session.close()
     nodes = list(itertools.chain(*[g.node for g in metadata.partition_graphs]))
     on = {op: {n.device for n in nodes if n.op == op} for op in {n.op for n in nodes}}
@@ -478,7 +447,7 @@ def test_only_touched_rows_are_on_the_wire() -> None:
 def test_a_table_is_restored_on_another_number_of_ps(old, new, tmp_path, capsys):
     one = Embedding(f"around{next(harness._runs)}", old[0], 0, old[1])
     one.begin(START)
-    one.session.run(one.fetch(1))
+    one.session.run(one.fetches[1])
     kept = one.session.run([one.all, one.stats.step, *one.stats.all[:2]])
     path = one.saver.save(one.session, str(tmp_path / "model.ckpt"), 1)
     one.session.close()
@@ -639,7 +608,7 @@ def test_a_run_one_of_whose_tasks_dies_and_comes_back(folder, tmp_path) -> None:
         run.wait_for(f"{job} 1 ended with status 137; restart 1 of 1")
         assert run.wait() == 0, run.output
         run.nothing_left()
-    strange = [line for line in run.lines if not LINE.fullmatch(line)]
+    strange = launch.strange(run.lines)
     assert not strange, run.output
     done = result(logdir)
     assert (done["scheme"], done["global_steps"]) == (folder, steps)

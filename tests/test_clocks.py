@@ -6,10 +6,13 @@ On a cluster in this process (`harness`); a time that is written down, not measu
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import random
 import threading
 import time
+import types
+from collections.abc import Callable
 
 import harness
 import numpy as np
@@ -19,6 +22,8 @@ from harness import STREAMS, Run, in_turn, rounds, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import load, some, thorough
+
+clocks, link = (importlib.import_module(f"cluster.{n}") for n in ("clocks", "link"))
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,8 +38,7 @@ class Beginner:
     def __init__(self, run: Run, k: int) -> None:
         self.run, self.k, self.thread = run, k, None
         with run.chief.graph.as_default():
-            found = {v.op.name: v for v in tf.get_collection("incarnation")}
-            self.waiting = found["waiting"].value()
+            self.waiting = run.chief.temporary("waiting").value()
 
     def begins(self) -> bool:
         """Says whether it has begun a round; else it waits, and the ps knows of it."""
@@ -198,11 +202,19 @@ def test_the_staleness_of_a_gradient_is_bounded_too(staleness: int) -> None:
 # --- Waiting ends -------------------------------------------------------------
 
 
-def heartbeat(run: Run, by: int) -> None:
-    """Worker `by` sends a heartbeat, and looks who else does."""
+def looker(run: Run, by: int) -> Callable:
+    """Returns what worker `by` does with each heartbeat, a function of the board."""
     worker = run.workers[by]
-    worker.session.run(worker.heartbeat)
-    worker.make_checks()
+    _, _, targets = harness.servers(run.num_ps)
+    line = link.Link(run.args(by), types.SimpleNamespace(target=targets[by]))
+    with line.graph.as_default(), line.graph.container(run.name):
+        (make,) = worker.stats.looks
+        return make(line)
+
+
+def board(*silent: int) -> dict:
+    """Returns a board that has the workers, and for how long each is silent."""
+    return {"workers": {str(k): {"silent": s} for k, s in enumerate(silent)}}
 
 
 @NUM_PS
@@ -222,18 +234,16 @@ def test_a_worker_that_dies_releases_the_others() -> None:
         a, b, c = beginners(run)
         a.push(), c.push()
         assert not a.begins()
-        heartbeat(run, by=2)  # nobody has been silent for long
+        looker(run, by=2)(board(0, 0, 0))  # nobody has been silent for long
         assert not a.begins()
-        run.workers[1].forget(100)
-        heartbeat(run, by=0)
-        heartbeat(run, by=2)
+        for k in 0, 2:
+            looker(run, by=k)(board(0, 100, 0))
         assert a.begins()
         assert a.push().became == rounds.APPLIED
         assert not a.begins()  # for C, which lives
         c.push()
         assert a.begins() and c.begins()
         a.push(), c.push()
-        run.join(1)
         assert a.begins() and b.begins() and c.begins()
         a.push(), c.push()
         assert not a.begins() and not c.begins()  # for B, which is one of them again
@@ -243,15 +253,14 @@ def test_a_worker_that_dies_releases_the_others() -> None:
 
 @pytest.mark.parametrize("heard", ["by its push", "by a heartbeat"])
 def test_a_worker_that_was_silent_need_not_catch_up(heard: str) -> None:
-    """It was stopped for a while and has not joined again; it is the slowest then."""
+    """It was stopped for a while; it is the slowest then."""
     with Run(SSP, "--staleness=0") as run:
         a, b = beginners(run)
         assert b.begins()
-        run.workers[1].forget(100)
-        heartbeat(run, by=0)
+        looker(run, by=0)(board(0, 100))
         assert [a.push().became for _ in range(7)] == [rounds.APPLIED] * 7
         if heard == "by a heartbeat":
-            heartbeat(run, by=1)
+            looker(run, by=1)(board(0, 0))
             assert a.begins()
             a.push()
             assert not a.begins()  # B is at 7
@@ -262,29 +271,21 @@ def test_a_worker_that_was_silent_need_not_catch_up(heard: str) -> None:
         assert a.begins()
 
 
-def test_who_has_not_come_yet_is_waited_for_a_while() -> None:
+def test_who_is_not_on_the_board_is_waited_for_a_while(monkeypatch) -> None:
+    """It has not come yet, or has not told a new ps that it is there."""
     with Run(SSP, "--staleness=1", joins=[0]) as run:
         a, _ = beginners(run)
-        heartbeat(run, by=0)
+        look = looker(run, by=0)
+        look(board(0))
         a.push(), a.push()
         assert not a.begins()
-        run.workers[1].forget(100)
-        heartbeat(run, by=0)
-        assert a.begins()
-
-
-def test_nobody_is_away_while_the_chief_restores() -> None:
-    """All heartbeats are forgotten then; who comes back later is waited for."""
-    with Run(SSP, "--staleness=0") as run:
-        a, b = beginners(run)
-        run.close()
-        heartbeat(run, by=0)
-        run.open()
-        run.join(0)
-        assert a.push().became == rounds.APPLIED
+        monkeypatch.setattr(clocks, "GONE", 0.1)
+        time.sleep(0.2)
+        look(board(0, 0))
+        look(board(0))  # again, from now on
         assert not a.begins()
-        run.join(1)
-        b.push()
+        time.sleep(0.2)
+        look(board(0))
         assert a.begins()
 
 
@@ -295,7 +296,6 @@ def test_the_next_start_of_a_worker_that_waited() -> None:
         a.push(), a.push()
         assert run.workers[0].waits()  # and the call is cut short
         b.push()  # which leaves a token for nobody
-        run.join(0)
         assert a.push().became == rounds.APPLIED
         assert not a.begins()
         b.push()
@@ -314,51 +314,15 @@ def test_the_last_update_releases_who_waits() -> None:
         assert b.begins()
 
 
-def test_a_worker_that_has_not_joined_does_not_wait() -> None:
-    """Before the next incarnation is open, whatever the clocks of the last one say."""
-    with Run(SSP, "--staleness=0") as run:
-        a, _ = beginners(run)
-        a.push()
-        run.close()
-        assert a.begins()  # though it would wait for B
-        assert a.push().became == rounds.NOT_JOINED
-
-
 def test_a_round_that_was_not_applied_does_not_count() -> None:
-    """Its worker may have joined meanwhile; nor does one of a worker that has not."""
     module, ticks = load(SSP), []
 
     def graph(args, center, stats, shared, *rest):
         ticks.append([shared.tick([], tf.constant(yes)) for yes in (False, True)])
         return module.graph(args, center, stats, shared, *rest)
 
-    with Run(SSP, graph=graph, joins=[0]) as run:
+    with Run(SSP, graph=graph) as run:
         clocks = run.chief.temporary("clocks").value()
-        (no, yes), (_, not_joined) = ticks
-        for k, tick, expected in (0, no, 0), (0, yes, 1), (1, not_joined, 1):
-            run.workers[k].session.run(tick)
+        for tick, expected in zip(ticks[0], (0, 1), strict=True):
+            run.chief.session.run(tick)
             assert run.chief.session.run(clocks).tolist() == [expected, 0]
-
-
-def test_a_restart_releases_who_waits_and_begins_anew() -> None:
-    """In mid-call, of many rounds: what is left of the call does not count."""
-    with Run(SSP, "--staleness=1", rounds=4) as run:
-        answers: list = []
-        thread = threading.Thread(
-            target=lambda: answers.extend(run.workers[1].call()), daemon=True
-        )
-        thread.start()
-        waits = Beginner(run, 1)
-        until = time.monotonic() + harness.LIMIT
-        while not run.chief.session.run(waits.waiting)[1]:
-            assert time.monotonic() < until
-        assert run.chief.step() == 2
-        run.close()
-        run.open()
-        run.join(0)
-        thread.join(15)
-        became = [push.became for push in answers]
-        assert became == [rounds.APPLIED] * 2 + [rounds.NOT_JOINED] * 2
-        run.join(1)
-        assert [p.became for p in run.workers[1].call(1)] == [rounds.APPLIED]
-        assert [p.became for p in run.workers[0].call(1)] == [rounds.APPLIED]

@@ -74,6 +74,7 @@ case "${1-} ${2-}" in
   "-m pip") shift 2; exec pip "$@" ;;
   "-m venv") @venv@ ;;
   "-m pytest") shift 2; @pytest@ ;;
+  "-m tensorboard.main") exit 0 ;;
   "-B "*launch*.py) # run.sh: what it starts is to be this program, too
     me=$(cd "${0%/*}" && pwd)/${0##*/}
     exec @python@ -B -c @starts@ "$me" "${@:2}" ;;
@@ -104,11 +105,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 WAYS = {
     "check": dict(
         # The launcher checks once, then starts the tasks: these have been checked.
-        scheme='case " $* ${LAUNCHER:+started} " in\n'
+        scheme='case " $* ${LAUNCHED_BY:+started} " in\n'
         '    *" --check "* | *" --help "*) exec @python@ "$@" ;;\n'
         '    *" started "*) exit 0 ;;\n'
         # As the launcher's own: without the model, which takes TensorFlow seconds.
-        '  esac; LAUNCHER=$PPID exec @python@ "$@" --check',
+        '  esac; LAUNCHED_BY=$PPID exec @python@ "$@" --check',
         pytest='for a; do [[ $a != tests/* ]] || [ -f "$a" ] || exit 4; done; exit',
         curve="exec @python@ -c 'import sys; compile(open(sys.argv[1]).read(), "
         '"", "exec")\' "$1"',
@@ -132,7 +133,7 @@ WAYS = {
 # Of Horovod's own environment, which a copy has not.
 HOROVOD = {
     "check": {
-        "python": 'LAUNCHER=$PPID exec @python@ "$@" --check',
+        "python": 'LAUNCHED_BY=$PPID exec @python@ "$@" --check',
         "horovodrun": '[ "$1 $3" = "-np --gloo" ] || exit 2; shift 3; exec "$@"',
     },
     "run": {

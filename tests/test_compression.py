@@ -234,7 +234,7 @@ def test_the_counters_have_the_bytes_that_arrive(method, expected, num_ps, monke
     batches = np.random.default_rng(2).normal(size=(1, 4, SIZE)).tolist()
     options = dict(start=np.zeros(SIZE), streams=batches, num_ps=num_ps)
     with Run(FOLDER, f"--method={method}", "--keep=0.05", **options) as run:
-        fetch = [run.chief.calls.fetch(1), *arrived[0]]
+        fetch = [run.chief.calls.fetches[1], *arrived[0]]
         total = 0
         for _ in range(3):
             _, *messages = run.chief.session.run(fetch)

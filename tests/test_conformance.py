@@ -22,6 +22,7 @@ from harness import (
     SCHEMES,
     STREAMS,
     Run,
+    contract,
     in_turn,
     rounds,
     schedule_s,
@@ -547,7 +548,7 @@ def digits(worker: harness.Worker, index: int) -> tuple:
     problem = worker.run.module.problem
     data = problem.load("digits")
     built = problem.build(data, 32, 0, index, len(worker.run.streams))
-    return built.start, built.batch, built.loss, built.initializer, built.feed
+    return built.start, built.batch, built.loss
 
 
 def alone(problem: tuple, count: int, steps: int, eta: float = 0.1) -> tuple:
@@ -556,18 +557,19 @@ def alone(problem: tuple, count: int, steps: int, eta: float = 0.1) -> tuple:
     args = launch.defaults_of("Non-Distributed-Setup")
     args.learning_rate, args.steps = eta, 4000
     with tf.Graph().as_default(), tf.Session() as session:
-        start, batch, loss, initializer, feed = problem()
+        start, batch, loss = problem()
         drawn = rounds.in_turn(batch)  # as its main does
         center = tf.get_variable("center", initializer=start)
         step = tf.train.get_or_create_global_step()
         calls = rounds.Calls(
             lambda last: module.graph(args, center, step, drawn, loss, last), [1, count]
         )
-        session.run([tf.global_variables_initializer(), initializer], feed)
+        for operations in [tf.global_variables_initializer(), *contract.begin()]:
+            session.run(operations)
         counts = []
         while len(counts) < steps:
             size = count if steps - len(counts) >= count else 1
-            losses, found, _ = session.run(calls.fetch(size))
+            losses, found, _ = session.run(calls.fetches[size])
             assert losses.shape == (size,) and np.isfinite(losses).all()
             counts += found.tolist()
         return session.run(center), counts
@@ -580,11 +582,12 @@ def test_one_process_makes_many_updates_a_call(count: int) -> None:
     def quadratic():
         dataset = tf.data.Dataset.from_tensor_slices([1.0, 3.0]).repeat()
         iterator = tf.data.make_initializable_iterator(dataset)
+        tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
 
         def loss(w, c):
             return tf.reduce_sum(0.5 * (w - c) ** 2)
 
-        return tf.zeros([3]), iterator.get_next, loss, iterator.initializer, {}
+        return tf.zeros([3]), iterator.get_next, loss
 
     center, counts = alone(quadratic, count, 24)
     schedule = harness.parse(in_turn(24, "A"))
@@ -599,7 +602,7 @@ def test_one_hogwild_worker_goes_the_way_of_one_process() -> None:
 
     def own():
         built = problem.build(problem.load("digits"), 32, 0)
-        return built.start, built.batch, built.loss, built.initializer, built.feed
+        return built.start, built.batch, built.loss
 
     expected, _ = alone(own, 10, 200)
     with Run("HogWild", streams=[[0.0]], problem=digits, rounds=10) as run:
@@ -622,10 +625,10 @@ def test_placement(folder: str, num_ps: int) -> None:
             trainable = {v.op.name for v in tf.trainable_variables()}
             shared = {v.op.name for v in tf.global_variables()}
             own = {v.op.name for v in tf.local_variables()}
-            fresh = {v.op.name for v in tf.get_collection("incarnation")}
+            fresh = {v.op.name for v in worker.stats.variables}
     pieces = {f"center/part_{i}" for i in range(num_ps)}
     assert trainable == pieces
-    # What a checkpoint has: nothing that is of one incarnation, nothing of a worker's.
+    # What a checkpoint has: nothing of the ps alone, nothing of a worker
     adagrad = {f"{piece}/Adagrad" for piece in pieces if "DOWNPOUR" in folder}
     assert shared == pieces | adagrad | {"global_step", "counters", "largest"}
     expected = {
@@ -642,17 +645,17 @@ def test_placement(folder: str, num_ps: int) -> None:
             placed[node.name] = where
         if node.op in ("MatMul", "IteratorGetNext"):
             assert where.endswith("/job:worker/replica:0/task:1"), node.name
-        if node.op in ("MutexV2", "FIFOQueueV2"):
-            # The lock of a sum is where the sum is.
-            lock = re.fullmatch(rb"sum_(\d)", node.attr["shared_name"].s)
-            ps = int(lock[1]) if lock else 0
+        if node.op in ("MutexV2", "FIFOQueueV2", "ConditionalAccumulator"):
+            # The mean of a piece is where the piece is.
+            mean = re.fullmatch(rb"mean_(\d)", node.attr["shared_name"].s)
+            ps = int(mean[1]) if mean else 0
             assert where.endswith(f"/job:ps/replica:0/task:{ps}"), node.name
     for name, where in placed.items():
         if name in own:
             assert where.endswith("/job:worker/replica:0/task:1"), name
             continue
         number = int(name.split("part_")[1][0]) if "part_" in name else 0
-        number = number or int(name in ("sum_1", "attempt_1", "mean_square_1"))
+        number = number or int(name == "mean_square_1")
         assert where.endswith(f"/job:ps/replica:0/task:{number}"), name
     assert shared | own <= set(placed) <= shared | own | fresh
 

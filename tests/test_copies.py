@@ -1,6 +1,7 @@
 """The copies between the folders, what the pages show, and the map of `cluster/`."""
 
 import ast
+import graphlib
 import re
 import shutil
 import sys
@@ -15,7 +16,7 @@ from tree import LEFT_BEHIND, REPO, edit, files, run, short
 
 EXAMPLES = registry.folders()
 SOURCES = copies.sources(REPO)
-COPIES = {path: there for path, there in SOURCES.items() if path != there}
+COPIES = {path: there for path, there in SOURCES.items() if there not in ("", path)}
 WHOLE = {p for p in COPIES if copies.whole(p.partition("/")[2], read(REPO / p))}
 # One folder of each family and one without: all of a family are looked at alike.
 SHARING = dict.fromkeys(path.partition("/")[0] for path in COPIES)
@@ -39,9 +40,7 @@ def tool(root: Path, *options: str, name: str = "copies") -> str:
 def test_copies_are_in_sync() -> None:
     assert tool(REPO) == tool(REPO, name="pages") == ""
     assert len(COPIES) > 500 and {"HogWild/hogwild.py", "HogWild/run.sh"} <= {*COPIES}
-    assert {folder for folder in EXAMPLES if folder not in SHARING} == {
-        copies.REFERENCE
-    }
+    assert {*SHARING} >= {*EXAMPLES}
 
 
 def mutations(path: str, text: str) -> Iterator[tuple[int, str]]:
@@ -74,8 +73,9 @@ def test_every_shared_line_is_checked(folder: str) -> None:
 
 def test_every_file_is_checked(tmp_path: Path) -> None:
     """Each file that has an original, in a folder of each family."""
+    every = [example.folder for example in registry.EXAMPLES]
     leave = shutil.ignore_patterns(*LEFT_BEHIND, "*.svg", "*.png", "*.ipynb")
-    for folder in [*(e.folder for e in registry.EXAMPLES), "tools", "docs"]:
+    for folder in [*every, copies.ORIGINALS, "tools", "docs"]:
         shutil.copytree(REPO / folder, tmp_path / folder, ignore=leave)
     for page in PAGES:
         shutil.copy(REPO / page, tmp_path / page)
@@ -154,7 +154,7 @@ def test_registry() -> None:
         known += [example.folder] if example.family else []
     for name, family in registry.FAMILIES.items():
         assert registry.of(family.reference).family == name
-        assert registry.of(family.problem).family in registry.FAMILIES
+        assert (REPO / family.problem / "problem.py").exists()
     assert registry.script_of("DOWNPOUR-Easy") == "downpour_easy.py"
     grouped = [e for _, members in registry.by_group() for e in members]
     assert grouped == registry.EXAMPLES
@@ -195,6 +195,9 @@ def in_sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cluster/high.py": "from cluster import low\n",
         "cluster/low.py": "import sys\n",
     }
+    for name, text in {**texts, "run.sh": f"SCRIPT=a\n{banner('below')}exit\n"}.items():
+        (root / copies.ORIGINALS / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / copies.ORIGINALS / name).write_text(text)
     for folder in TOYS:
         parent = registry.of(folder).parent
         script = f'"""{folder}: a toy."""\n'
@@ -272,7 +275,7 @@ TWICE = "\nEXAMPLES += EXAMPLES[:1]\nFAMILIES = {n"
         ("README.md", "", BLOCK, "README.md: wanted once, on lines of their own: <!--"),
         ("docs/which-example.md", "| +1 −1 ", "| +1 −2 ", "example.md: what is gene"),
         ("docs/clusters.md", "[Spark](", "[spark](", "clusters.md: what is generated"),
-        (".gitattributes", "-linguist", "linguist", ".gitattributes: does not list"),
+        (".gitattributes", "linguist-g", "linguist", ".gitattributes: does not list"),
     ],
 )
 # fmt: on
@@ -298,10 +301,11 @@ def test_a_whole_program_may_have_files_beside_its_script(toys: Path) -> None:
 
 def test_a_run_sh_brings_what_it_calls(toys: Path) -> None:
     (toys / "Horovod" / "run.sh").write_text('python "$here/cluster/new.py" 3\n')
-    (toys / "Distributed-Setup" / "cluster" / "new.py").write_text("import os\n")
+    (toys / copies.ORIGINALS / "cluster" / "new.py").write_text("import os\n")
     assert "Horovod/cluster/new.py: missing" in tool(toys)
     assert tool(toys, "--write") == ""
-    assert [p.parts[-3] for p in toys.glob("*/cluster/new.py")] == ["Horovod"]
+    assert (toys / "Horovod" / "cluster" / "new.py").exists()
+    assert not (toys / "HogWild" / "cluster" / "new.py").exists()
     edit(toys / "Horovod" / "run.sh", "python", f"{banner('below')}python")
     assert "Horovod/run.sh:2: below differs" in tool(toys)  # it says that it is a copy
 
@@ -345,12 +349,13 @@ def test_what_is_generated(toys: Path) -> None:
     assert "Engines/Kubernetes/" in (toys / "docs" / "clusters.md").read_text()
 
 
-def test_write_spreads_a_change_of_the_reference(toys: Path) -> None:
+def test_write_spreads_a_change_of_an_original(toys: Path) -> None:
     """In one go: a module that a shared section now needs comes with it."""
-    reference, others = toys / copies.REFERENCE, toys / "HogWild"
-    edit(reference / "distributed_setup.py", "import high", "import high, new")
-    edit(reference / "run.sh", "exit\n", "exit 0\n")
-    (reference / "cluster" / "new.py").write_text("import os\n")
+    originals, others = toys / copies.ORIGINALS, toys / "HogWild"
+    reference = toys / "Distributed-Setup" / "distributed_setup.py"
+    edit(reference, "import high", "import high, new")
+    edit(originals / "run.sh", "exit\n", "exit 0\n")
+    (originals / "cluster" / "new.py").write_text("import os\n")
     (others / "cluster" / "high.py").unlink()
     assert (
         "\n    here:  from cluster import high\n    there: from cluster import high, n"
@@ -359,8 +364,11 @@ def test_write_spreads_a_change_of_the_reference(toys: Path) -> None:
     assert tool(toys, "--write") == ""
     assert "rule = 'HogWild'" in (others / "hogwild.py").read_text()
     assert (others / "run.sh").read_text().endswith("exit 0\n")
-    assert {p.parts[-3] for p in toys.glob("*/cluster/new.py")} == {*TOYS[1:3]}
-    assert {p.parts[-3] for p in toys.glob("*/cluster/high.py")} == {*TOYS}
+    assert {p.parts[-3] for p in toys.glob("*/cluster/new.py")} == {
+        copies.ORIGINALS,
+        *TOYS[1:3],
+    }
+    assert (others / "cluster" / "high.py").exists()
     assert "*/cluster/*.py linguist-gen" in (toys / ".gitattributes").read_text()
 
 
@@ -381,12 +389,13 @@ def test_write_leaves_what_it_cannot_repair(toys: Path) -> None:
     """A lost section, a mistake in a script, an original that is not there."""
     edit(toys / HOGWILD, banner("Graph [algorithm]"), "")
     edit(toys / "Horovod" / "horovod.py", "rule =", "rule = =")
-    (toys / copies.REFERENCE / "problem.py").unlink()
+    (toys / copies.ORIGINALS / "problem.py").unlink()
     paths = [toys / HOGWILD, *toys.glob("Horovod/**/*.py"), *toys.glob("*/problem.py")]
     before = [read(path) for path in paths]
     found = tool(toys, "--write", "--force")
     assert f"{HOGWILD}: its sections are " in found
-    assert "Horovod/horovod.py:10: " in found and "Setup/problem.py: missing" in found
+    assert "Horovod/horovod.py:10: " in found
+    assert "HogWild/problem.py: its original is not there: originals/" in found
     assert [read(path) for path in paths] == before
 
 
@@ -396,8 +405,8 @@ def test_write_takes_what_is_not_needed(toys: Path) -> None:
         toy.write_text(toy.read_text().replace("import high", "import low"))
     (toys / "HogWild" / "cluster" / "notes.txt").write_text("mine\n")
     found = tool(toys, "--write")
-    assert not list(toys.glob("*/cluster/high.py"))
-    assert len(list(toys.glob("*/cluster/low.py"))) == len(TOYS)
+    assert not list(toys.glob("[A-Z]*/cluster/high.py"))
+    assert len(list(toys.glob("[A-Z]*/cluster/low.py"))) == len(TOYS)
     assert "cluster/notes.txt: edited, and no other file is" in found
 
 
@@ -414,73 +423,45 @@ def test_lines_are_counted() -> None:
 
 # --- The modules of cluster/ --------------------------------------------------
 
-# Each module of cluster/, and the folder that has its original.
-ORIGINALS = {
-    Path(there).stem: there.partition("/")[0]
-    for there in SOURCES.values()
-    if "/cluster/" in there and not there.endswith("__init__.py")
-}
+MODULES = {path.stem: path for path in (REPO / copies.ORIGINALS).glob("cluster/*.py")}
+del MODULES["__init__"]
+REFERENCE = registry.FAMILIES["ps"].reference
 ROW = re.compile(r"^\| \[?`cluster/(\w+)\.py`", re.M)
 
 
 def have(folder: str) -> set[str]:
     """Returns the modules that a folder has."""
-    names = {path.stem for path in (REPO / folder / "cluster").glob("*.py")}
-    return names - {"__init__"}
+    return {path.stem for path in (REPO / folder).glob("cluster/*.py")} - {"__init__"}
 
 
-def to_list(folder: str) -> set[str]:
-    """Returns the modules that the map on a folder's page has to list.
-
-    On that of Distributed-Setup it is all that it has; on that of another family's
-    reference, what it has beside those; on any other what has its original there.
-    """
-    family = registry.FAMILIES.get(registry.of(folder).family)
-    if folder == copies.REFERENCE:
-        return have(folder)
-    if family and folder == family.reference:
-        return have(folder) - have(copies.REFERENCE)
-    return {module for module in have(folder) if ORIGINALS.get(module) == folder}
-
-
-def map_of(folder: str) -> list[str]:
-    """Returns the modules in the tables of a folder's page, in their order."""
-    return ROW.findall((REPO / folder / "README.md").read_text())
-
-
-@pytest.mark.parametrize("folder", SHARING | {copies.REFERENCE: None})
+@pytest.mark.parametrize("folder", EXAMPLES)
 def test_the_map_is_true(folder: str) -> None:
-    assert sorted(map_of(folder)) == sorted(to_list(folder))
+    """A page lists no module that is not there; the reference's lists each it has."""
+    rows = ROW.findall((REPO / folder / "README.md").read_text())
+    assert len(rows) == len({*rows}) and {*rows} <= have(folder)
+    assert folder != REFERENCE or {*rows} == have(folder)
 
 
-def test_the_map_says_what_to_read_first() -> None:
-    page = (REPO / copies.REFERENCE / "README.md").read_text()
-    first = re.findall(r"^\| `cluster/.*\| (\d) \|$", page, re.M)
-    assert sorted(first) in (["1", "2", "3"], ["1", "2", "3", "4"])
-
-
-# The modules as the pages list them, a caller before what it calls: a later folder's
-# stand on those of the folders before it, and all on those of Distributed-Setup.
-LATER = [folder for folder in reversed(SHARING) if folder != copies.REFERENCE]
-ORDER = [
-    module
-    for folder in (*LATER, copies.REFERENCE)
-    for module in map_of(folder)
-    if ORIGINALS.get(module) == folder
-]
+def test_each_module_is_on_a_map() -> None:
+    pages = [(REPO / folder / "README.md").read_text() for folder in EXAMPLES]
+    listed = {name for page in pages for name in ROW.findall(page)}
+    assert listed >= {*MODULES}
 
 
 def test_imports_of_modules_run_one_way() -> None:
-    assert sorted(ORDER) == sorted(ORIGINALS)
-    for module, folder in ORIGINALS.items():
-        name = f"cluster/{module}.py"
-        called = copies.uses(name, read(REPO / folder / name))
-        called = {Path(path).stem for path in called} - {"__init__"}
-        assert called <= {*ORDER[ORDER.index(module) + 1 :]}, name
+    """No module needs one that needs it, directly or not."""
+    calls = {}
+    for name, path in MODULES.items():
+        body = ast.parse(read(path)).body  # not what a function imports when it runs
+        own = [n for n in body if getattr(n, "module", None) == "cluster"]
+        calls[name] = {alias.name for node in own for alias in node.names}
+        whole = [getattr(n, "module", None) or "" for n in body]
+        calls[name] |= {m.partition(".")[2] for m in whole if m.startswith("cluster.")}
+    assert len([*graphlib.TopologicalSorter(calls).static_order()]) > 20
 
 
 def test_the_package_says_where_its_map_is() -> None:
-    text = read(REPO / copies.REFERENCE / "cluster" / "__init__.py")
+    text = read(REPO / copies.ORIGINALS / "cluster" / "__init__.py")
     assert "README.md of Distributed-Setup" in text
 
 

@@ -151,31 +151,6 @@ def test_a_coordinator_goes_on_in_a_copy(tmp_path) -> None:
     assert bytes_of(one) == before
 
 
-@pytest.mark.parametrize(
-    "folder, env",
-    [("HogWild", {"NUM_PS": "2"})]
-    + launch.some([], [("Ring-All-Reduce", {}), ("Sharded-Data-Parallel", {})]),
-)
-def test_another_model_names_both_shapes(folder, env, tmp_path) -> None:
-    copy, logdir = copy_of(folder, tmp_path), tmp_path / "logdir"
-    steps(copy, logdir, 20, **env)
-    before = bytes_of(logdir)
-    problem = copy / "problem.py"
-    text, found = re.subn(
-        r"^HIDDEN = 64\b", "HIDDEN = 16", problem.read_text(), flags=8
-    )
-    assert found == 1
-    problem.write_text(text)
-    with run_sh(copy, "--steps", "40", "--logdir", str(logdir), **env) as run:
-        assert run.wait() == 1, run.output
-    said = f"cannot resume from {logdir}/model.ckpt-20: "
-    assert f"{said}center is [4810] there, [1210] here" in run.output
-    after = bytes_of(logdir)
-    assert {name: after[name] for name in before if "ckpt" in name} == {
-        name: content for name, content in before.items() if "ckpt" in name
-    }
-
-
 @launch.if_thorough
 def test_a_variable_that_is_not_there_is_named(tmp_path) -> None:
     """With other flags a program has other variables; here they are Adam's."""
@@ -203,10 +178,10 @@ NO_DIRECTORY = "is no directory of this machine"
         ("s3://bucket/run", NO_DIRECTORY),
         ("file:///tmp/run", NO_DIRECTORY),
         ("~nobody-has-this-name/run", NO_DIRECTORY),
-        ("run[1]", "TensorFlow takes [ * ? and \\ in a path for a pattern"),
-        ("run*", "TensorFlow takes [ * ? and \\ in a path for a pattern"),
-        ("what?", "TensorFlow takes [ * ? and \\ in a path for a pattern"),
-        ("back\\slash", "TensorFlow takes [ * ? and \\ in a path for a pattern"),
+        ("run[1]", "a pattern for TensorFlow ([ * ? \\)"),
+        ("run*", "a pattern for TensorFlow ([ * ? \\)"),
+        ("what?", "a pattern for TensorFlow ([ * ? \\)"),
+        ("back\\slash", "a pattern for TensorFlow ([ * ? \\)"),
     ],
 )
 def test_what_can_be_no_logdir(name, words, tmp_path) -> None:
@@ -224,7 +199,7 @@ def test_what_can_be_no_logdir(name, words, tmp_path) -> None:
         with start() as run:
             assert run.wait() == 2, run.output
         (line,) = run.lines
-        assert name in line and words in line
+        assert name in line.replace("\\\\", "\\") and words in line
     assert sorted(tmp_path.rglob("*")) == before
 
 

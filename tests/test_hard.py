@@ -102,12 +102,12 @@ def trained(name: str, data: Path, rate: float, steps: int = 400) -> tuple[int, 
         w = tf.get_variable("center", initializer=learning.start)
         loss = learning.loss(w, learning.batch())
         step = w.assign_sub(rate * tf.gradients(loss, w)[0])
-        (_, accuracy), feed = learning.test(w)
+        _, accuracy = learning.test(w)
         session.run(tf.global_variables_initializer())
-        session.run(learning.initializer, learning.feed)
+        session.run(tf.tables_initializer())
         for _ in range(steps):
             session.run(step.op)
-        return w.shape.num_elements(), float(session.run(accuracy, feed))
+        return w.shape.num_elements(), float(session.run(accuracy))
 
 
 def test_a_better_model_learns_more(data: Path) -> None:

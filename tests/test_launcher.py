@@ -177,7 +177,7 @@ def test_ctrl_c_during_the_check(tmp_path) -> None:
 FOLLOWS = """
 import os, sys, time
 
-while "--check" not in sys.argv and os.getppid() == int(os.environ["LAUNCHER"]):
+while "--check" not in sys.argv and os.getppid() == int(os.environ["LAUNCHED_BY"]):
     time.sleep(0.01)
 """
 

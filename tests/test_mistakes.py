@@ -10,18 +10,14 @@ import importlib
 import logging
 import pathlib
 import re
-import resource
 import socket
 import sys
 
 import launch
 import pytest
-import registry
 from launch import copy_of, run_sh, run_task, tree
 
 tf = launch.load("HogWild").tf
-cluster = importlib.import_module("cluster")
-errors = importlib.import_module("cluster.errors")
 task = importlib.import_module("cluster.task")
 FAMILIES = {  # a folder of each, and its file that has the loss
     "Non-Distributed-Setup": "problem.py",
@@ -29,9 +25,6 @@ FAMILIES = {  # a folder of each, and its file that has the loss
     "Ring-All-Reduce": "problem.py",
     "Gossip-SGD": "problem.py",
     "In-Graph-Replication": "problem.py",
-    "Model-Parallelism": "problem.py",
-    "Partitioned-Embedding": "problem.py",
-    "Distributed-MNIST": "models.py",
 }
 # A loss that adds what does not fit.
 WRONG = """
@@ -150,7 +143,6 @@ KEEPS = """_build = build
 def build(*arguments):
     learning = _build(*arguments)
     kept = tf.Variable(0.0, trainable=False, name="kept")
-    changed = kept.assign_add(1.0) if "{where}" == "build" else tf.no_op()
 
     def batch():
         if "{where}" == "batch":
@@ -162,20 +154,17 @@ def build(*arguments):
         more = kept
         if "{where}" == "loss":
             more = kept.assign_add(1.0)
-        elif "{where}" == "branch":
-            more = tf.cond(vector[0] > 0, lambda: kept + kept.assign(1.0), lambda: 0.0)
-        with tf.control_dependencies([changed]):
-            return learning.loss(vector, batch) + more
+        return learning.loss(vector, batch) + more
 
     def test(vector):
-        (loss, metric), feed = learning.test(vector)
-        return (loss, tf.metrics.mean(metric)[1]), feed
+        loss, metric = learning.test(vector)
+        return loss, tf.metrics.mean(metric)[1]
 
     return learning._replace(batch=batch, loss=loss, test=test)
 """
 
 
-@pytest.mark.parametrize("where", ["build", "batch", "loss", "branch", ""])
+@pytest.mark.parametrize("where", ["batch", "loss", ""])
 def test_a_model_that_keeps_something_is_refused(where: str, tmp_path) -> None:
     """But not what is only read, nor what a metric of the test adds up."""
     copy = copy_of("HogWild" if where != "loss" else "Ring-All-Reduce", tmp_path)
@@ -185,10 +174,7 @@ def test_a_model_that_keeps_something_is_refused(where: str, tmp_path) -> None:
         assert run.wait() == (1 if where else 0), run.output
     if not where:
         return one_sentence(run, "--check: flags, data and model are good")
-    which = "a variable" if where == "branch" else "the variable kept"
-    said = f"the loss or the mini-batch changes {which}: a round keeps nothing for the"
-    one_sentence(run, said)
-    assert ": problem.py, line " in run.output
+    one_sentence(run, f"problem.py: {where}() changes ")
 
 
 # The losses of a tutorial: a collection has them all.
@@ -225,7 +211,7 @@ def test_a_round_finds_its_own_losses_in_a_collection(folder: str, tmp_path) -> 
 def test_an_error_in_building_the_graph(tmp_path: pathlib.Path) -> None:
     """No server has to be waited for, and no manager may start it again."""
     copy, said = spoiled("HogWild", tmp_path)
-    with run_sh(copy, MAX_RESTARTS="3") as run:
+    with run_sh(copy, MAX_RESTARTS="3", NUM_WORKERS="1") as run:
         assert run.wait() == 1, run.output
     one_traceback(run, said)
     assert "restart" not in run.output
@@ -238,11 +224,8 @@ def test_an_error_in_a_call(tmp_path: pathlib.Path) -> None:
     path.write_text(path.read_text() + OUTSIDE)
     with run_task(copy, f"--logdir={tmp_path / 'logdir'}") as run:
         assert run.wait() == 1, run.output
-    assert "Traceback" not in run.output
-    said = (
-        r"\nnon_distributed_setup\.py: problem\.py, line \d+: InvalidArgumentError: .*"
-    )
-    assert re.search(said + "label value.*", run.output), run.output
+    assert re.search("InvalidArgumentError: .*\n", run.output), run.output
+    assert "label value" in run.output
 
 
 @pytest.mark.quick
@@ -303,21 +286,20 @@ def test_what_others_cause_may_be_over_at_another_start(
     assert end.value.code == (task.AGAIN if others else 1)
     said = capsys.readouterr().err
     assert type(error).__name__ in said
-    assert ("Traceback" in said) != isinstance(error, tf.errors.OpError)
+    assert ("Traceback" in said) != others
 
 
 # --- Imports ------------------------------------------------------------------
 
-INCOMPLETE = "is not complete (No module named 'problem'): copy all of it"
-NO_NUMPY = "has no numpy that can be imported (No module named 'numpy'): "
-# What is done to a folder, what has to be said of it, and the status.
+# What is done to a folder, and what has to be said of it.
 BROKEN = {
-    "a package": ("import no_such_thing\n", "problem.py, line 1: ", 3),
-    "a name": ("x = no_such_name\n", "NameError: name 'no_such_name' is not", 1),
-    "syntax": ("x = = 1\n", "SyntaxError: invalid syntax", 1),
-    "no problem.py": (None, INCOMPLETE, 3),
-    "no rounds.py": ("cluster/rounds.py", "is not complete (", 3),
-    "no numpy": ("", NO_NUMPY, 3),
+    "a package": (
+        "import no_such_thing\n",
+        "ModuleNotFoundError: ",
+    ),
+    "a name": ("x = no_such_name\n", "NameError: name 'no_such_name' is not"),
+    "syntax": ("x = = 1\n", "SyntaxError: invalid syntax"),
+    "no problem.py": (None, "ModuleNotFoundError: No module named 'problem'"),
 }
 
 
@@ -327,96 +309,29 @@ BROKEN = {
 def test_a_script_that_cannot_be_imported(
     how: str, folder: str, tmp_path: pathlib.Path
 ) -> None:
-    """By hand and by run.sh, with --check and without: no sentence but for a lack."""
-    copy, (change, said, status) = copy_of(folder, tmp_path), BROKEN[how]
-    path, env = copy / "problem.py", {}
+    """By hand and by run.sh: Python's traceback, once."""
+    copy, (change, said) = copy_of(folder, tmp_path), BROKEN[how]
+    path = copy / "problem.py"
     if change is None:
         path.unlink()
-    elif how == "no rounds.py":
-        (copy / change).unlink()
     else:
         path.write_text(change + path.read_text())
-    if how == "no numpy":
-        (tmp_path / "sitecustomize.py").write_text(
-            "import importlib.machinery as m\n"
-            "find = m.PathFinder.find_spec\n"
-            "m.PathFinder.find_spec = lambda name, *rest: (\n"
-            "    None if name.startswith('numpy') else find(name, *rest))\n"
-        )
-        env["PYTHONPATH"] = str(tmp_path)
-    if how == "a package":
-        said += f"{sys.executable} has no no_such_thing that can be imported"
     for start in (run_task, run_sh):
-        for more in ([], ["--check"]):
-            with start(copy, *more, **env) as run:
-                assert run.wait(60) == status, run.output
-            if status == 1:
-                one_traceback(run, said)
-                assert 'problem.py", line 1' in run.output
-            else:
-                one_sentence(run, said)
-                assert run.lines[-1].startswith(f"{registry.script_of(folder)}: ")
+        with start(copy) as run:
+            assert run.wait(60) == 1, run.output
+        one_traceback(run, said)
     assert not (copy / "logdir").exists()
 
 
 @pytest.mark.starts
-def test_a_launcher_that_cannot_be_imported(tmp_path: pathlib.Path) -> None:
+def test_a_python_without_numpy(tmp_path: pathlib.Path) -> None:
     copy = copy_of("HogWild", tmp_path)
-    (copy / "cluster" / "ports.py").unlink()
-    with run_sh(copy) as run:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.machinery as m\n"
+        "find = m.PathFinder.find_spec\n"
+        "m.PathFinder.find_spec = lambda name, *rest: (\n"
+        "    None if name.startswith('numpy') else find(name, *rest))\n"
+    )
+    with run_sh(copy, PYTHONPATH=str(tmp_path)) as run:
         assert run.wait(60) == 3, run.output
-    one_sentence(run, "launch.py: ")
-    assert f"{copy} is not complete (" in run.output
-
-
-@pytest.mark.quick
-def test_who_only_imports_the_package_keeps_their_tracebacks() -> None:
-    """Tests, tools and notebooks do: their main program is not of the folder."""
-    assert sys.excepthook is not cluster._hook
-
-
-# --- Links, and the limit of open files ------------------------------------------
-
-
-def test_a_log_that_is_a_link_is_not_followed(tmp_path) -> None:
-    """A run leaves no file outside LOGDIR, whoever has put a link there.
-
-    LOGDIR itself may be one, to a disk that is larger.
-    """
-    copy, outside = copy_of("HogWild", tmp_path), tmp_path / "outside"
-    (tmp_path / "disk").mkdir()
-    logdir = tmp_path / "logdir"
-    logdir.symlink_to(tmp_path / "disk")
-    (logdir / "ps-0.log").symlink_to(outside)
-    with run_sh(copy, "--steps", "20", LOGDIR=str(logdir)) as run:
-        assert run.wait(90) == 2, run.output
-    assert "ps-0.log is a link: " in run.output and not outside.exists()
-    assert "Traceback" not in run.output
-    (logdir / "ps-0.log").unlink()
-    with run_sh(copy, "--steps", "20", LOGDIR=str(logdir)) as run:
-        assert run.wait(90) == 0, run.output
-    assert (tmp_path / "disk" / "ps-0.log").exists()
-
-
-@pytest.mark.quick
-def test_a_result_that_is_a_link_is_not_followed(tmp_path, capsys) -> None:
-    report = importlib.import_module("cluster.report")
-    path, outside = tmp_path / "result.json", tmp_path / "outside"
-    (tmp_path / "result.json.part").symlink_to(outside)
-    assert not report.Report._write(str(path), {"test_accuracy": 0.9})
-    assert "the result is not written: " in capsys.readouterr().out
-    assert not outside.exists()
-    assert report.Report._write(str(path), {"test_accuracy": 0.9})
-
-
-@pytest.mark.quick
-def test_a_task_may_have_as_many_connections_as_it_can() -> None:
-    """With the usual 1,024 open files gRPC ends a ps to which more connect."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
-    try:
-        task._allow_connections()
-        after = resource.getrlimit(resource.RLIMIT_NOFILE)
-        assert after == (before[1], before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    one_sentence(run, f"{sys.executable} has no numpy: ")

@@ -116,14 +116,14 @@ def evaluate(more: str, vector: np.ndarray | None = None) -> tuple:
         tf.set_random_seed(1)  # dropout has the same mask in every run
         learning = module.build(data, 64, 0)
         start = learning.start if vector is None else tf.constant(vector)
-        tensors, feed = learning.test(start)
-        session.run(learning.initializer, learning.feed)
+        tensors = learning.test(start)
+        session.run(tf.tables_initializer())
         batch = session.run(learning.batch())
         losses = [
             learning.loss(start, batch),
             module.loss(start, batch, module.shapes_of(data)),
         ]
-        return session.run(losses), session.run(tensors, feed)
+        return session.run(losses), session.run(tensors)
 
 
 def test_dropout_is_for_training_only() -> None:
@@ -171,8 +171,6 @@ def test_labels_from_a_table() -> None:
     with tf.Graph().as_default(), tf.Session() as session:
         learning, plain = module.build(data, 64, 0), module._with_numbers(data, 64, 0)
         session.run(tf.tables_initializer())
-        for each in (learning, plain):
-            session.run(each.initializer, each.feed)
         found = [session.run(each.batch()) for each in (learning, plain)]
     for ours, expected in zip(*found, strict=True):
         np.testing.assert_array_equal(ours, expected)
@@ -309,7 +307,7 @@ def losses_of(one_round: object) -> object:
         counted = rounds.Counted(zero, zero, tf.constant(True), packed)
         return rounds.Round(loss, counted, update)
 
-    return rounds.Calls(counted_round, (10,)).fetch(10)[0]
+    return rounds.Calls(counted_round, (10,)).fetches[10][0]
 
 
 def test_variables_of_the_first_round_are_those_of_all() -> None:

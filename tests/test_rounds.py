@@ -7,11 +7,7 @@ a session that goes away, a restore, and what TensorFlow sends for a call.
 from __future__ import annotations
 
 import collections
-import ctypes
 import itertools
-import os
-import subprocess
-import sys
 import threading
 import time
 
@@ -39,7 +35,6 @@ pytestmark = pytest.mark.timeout(120)
 NUM_PS = pytest.mark.parametrize("num_ps", launch.some([2], [1]))
 ONE_OF_EACH = pytest.mark.parametrize("folder", ["HogWild", "AEASGD", "SAGN"])
 COUNTED = [f for f in ASYNCHRONOUS if f != "Distributed-Setup"]
-SAGN, RATES = "SAGN", "Synchronous-SGD-different-learning-rates"
 BATCH = 32  # examples of a mini-batch, by the flags; the counters believe them
 
 
@@ -297,118 +292,14 @@ def test_the_rounds_of_a_call_follow_each_other(draws) -> None:
         count = tf.get_variable("count", initializer=0.0)
         calls = rounds.Calls(one_round, (1, 6))
         session.run(tf.global_variables_initializer())
-        values, *_ = session.run(calls.fetch(6))
+        values, *_ = session.run(calls.fetches[6])
         assert session.run(count) == 6
     assert values[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert len(built) == 6
     assert len(set(values[:, 1])) == (6 if draws else 1)
 
 
-# --- Incarnations -------------------------------------------------------------
-
-
-def restart(run: Run) -> None:
-    """The chief ends the incarnation and begins the next one, in which it alone is."""
-    run.close()
-    run.open()
-    run.join(0)
-
-
-@pytest.mark.quick
-@NUM_PS
-@ONE_OF_EACH
-def test_who_has_not_joined_changes_nothing(folder: str, num_ps: int) -> None:
-    """After a restart of the chief: the other one's push does not count until then."""
-    options = dict(num_ps=num_ps, start=[0.0, 0.0])
-    with Run(folder, "--steps=9", **options) as run:
-        run.play("push A, push B, push A, push B")
-        restart(run)
-        assert run.summary()["resumed_from"] == run.chief.step()
-        before, table, number = run.chief.now(), run.counters(), run.chief.step()
-        for _ in range(2):
-            push = run.workers[1].push()
-            assert push.became == rounds.NOT_JOINED
-            np.testing.assert_array_equal(push.center, before)
-        assert run.counters() == table and run.chief.step() == number
-        run.join(1)
-        pushes = run.play("push A, push B")
-        assert [push.became for push in pushes] == [rounds.APPLIED] * 2
-        assert not np.array_equal(pushes[-1].center, before)
-        expected = [r + 1 for r in table["rounds"]]
-        assert run.counters()["rounds"] == expected
-
-
-@ONE_OF_EACH
-def test_a_pull_from_before_a_restart_does_not_count(folder: str) -> None:
-    """Nothing that was pulled before may count after, also not the first thing."""
-    with Run(folder) as run:
-        run.play("pull B")
-        restart(run)
-        (push,) = run.play("push B")
-        assert push.became == rounds.NOT_JOINED and push.center == [0]
-
-
-@NUM_PS
-@pytest.mark.parametrize("folder", SYNCHRONOUS)
-def test_a_gradient_from_before_a_restart_is_in_no_sum(folder, num_ps) -> None:
-    """Half a step was made when the chief began again: the step begins afresh."""
-    flags = {SAGN: ["--window=1"], RATES: ["--learning_rates=0.05,0.05"]}
-    options = dict(num_ps=num_ps, start=[0.0, 0.0], streams=[[1.0], [5.0]])
-    with Run(folder, *flags.get(folder, []), **options) as run:
-        (push,) = run.play("push A")
-        assert push.became == rounds.APPLIED
-        restart(run)
-        run.join(1)
-        assert run.counters()["rounds"] == [0, 0]
-        pushes = run.play("push B, push A")
-        assert [push.became for push in pushes] == [rounds.APPLIED] * 2
-        np.testing.assert_allclose(pushes[-1].center, [0.3, 0.3], atol=1e-6)
-
-
-@pytest.mark.parametrize("folder", SYNCHRONOUS)
-def test_a_restart_wakes_who_waits_for_a_token(folder: str) -> None:
-    """It would wait for ever: the round that it waits for is gone."""
-    with Run(folder) as run:
-        run.play("push B")
-        answers = []
-        thread = threading.Thread(
-            target=lambda: answers.append(run.workers[1].push()), daemon=True
-        )
-        thread.start()
-        time.sleep(0.3)
-        assert thread.is_alive()
-        restart(run)
-        thread.join(15)
-        assert [push.became for push in answers] == [rounds.NOT_JOINED]
-        run.join(1)
-        pushes = run.play("push A, push B")
-        assert [push[:3] for push in pushes] == [(1, 0, rounds.APPLIED)] * 2
-
-
-@pytest.mark.parametrize("folder", SYNCHRONOUS)
-def test_a_restart_also_ends_a_call_of_many_rounds(folder: str) -> None:
-    """No token comes before it joins again, and it cannot join in mid-call."""
-    with Run(folder, rounds=3) as run:
-        answers = []
-        thread = threading.Thread(
-            target=lambda: answers.extend(run.workers[1].call()), daemon=True
-        )
-        thread.start()
-        with run.chief.graph.as_default():
-            of_a_run = tf.get_collection("incarnation")
-            (taken,) = (v.value() for v in of_a_run if v.op.name == "taken")
-        until = time.monotonic() + harness.LIMIT
-        while not run.chief.session.run(taken).any():  # its first gradient is in
-            assert time.monotonic() < until
-        time.sleep(0.2)
-        restart(run)
-        thread.join(15)
-        assert [push.became for push in answers] == [rounds.APPLIED] + [
-            rounds.NOT_JOINED
-        ] * 2
-        run.join(1)
-        pushes = run.play("push A, push B")
-        assert [push[:3] for push in pushes] == [(1, 0, rounds.APPLIED)] * 2
+# --- Who comes and goes ---------------------------------------------------------
 
 
 @ONE_OF_EACH
@@ -439,15 +330,6 @@ def test_who_joins_after_the_last_update_is_told_so(folder: str) -> None:
         assert [push.became for push in run.workers[1].call()] == [rounds.OVER] * 3
         assert run.counters() == table
         np.testing.assert_array_equal(run.chief.now(), center)
-
-
-def test_before_the_chief_has_opened_nobody_has_joined() -> None:
-    """Zero is the number of no incarnation, also for who joins too early."""
-    with Run("HogWild") as run:
-        run.close()
-        run.join(1)
-        assert run.workers[1].push().became == rounds.NOT_JOINED
-        assert run.chief.step() == 0
 
 
 # --- Restored -----------------------------------------------------------------
@@ -485,32 +367,12 @@ def test_counters_are_restored_for_any_number_of_workers(
     assert summary["max_staleness"] == begun["max_staleness"]
     made = workers if folder in ASYNCHRONOUS else 1
     assert summary["global_steps"] == number + made
-    # Rates are of this incarnation alone.
+    # Rates are of this life of the ps alone.
     if workers > 1 and folder in ASYNCHRONOUS:
         rate = made / summary["seconds"]
         assert summary["steps_per_second"] == pytest.approx(rate)
         rate = workers * BATCH * window_of(folder) / summary["seconds"]
         assert summary["examples_per_second"] == pytest.approx(rate)
-
-
-@NUM_PS
-def test_a_restore_ends_the_incarnation_before_it_puts_anything_back(
-    num_ps, tmp_path
-) -> None:
-    """A push that comes between is refused, though the worker had joined."""
-    with Run("HogWild", num_ps=num_ps, start=[0.0] * 2) as run:
-        path = run.chief.saver.save(run.chief.session, str(tmp_path / "model"))
-        run.play("push A, push B")
-
-        def meanwhile():
-            assert run.workers[1].push().became == rounds.NOT_JOINED
-            assert run.workers[0].push().became == rounds.NOT_JOINED
-            np.testing.assert_array_equal(run.chief.now(), [0, 0])
-
-        run.restore(path, meanwhile)
-        run.join(0)
-        assert run.chief.step() == 0 and run.counters()["rounds"] == [0, 0]
-        assert run.chief.push()[:3] == (1, 0, rounds.APPLIED)
 
 
 def test_the_counters_say_which_step_it_is() -> None:
@@ -521,17 +383,17 @@ def test_the_counters_say_which_step_it_is() -> None:
         with run.chief.graph.as_default():
             later = step.assign(5)
         run.chief.session.run(later)
-        restart(run)
+        run.open()
         assert run.chief.step() == 3
         assert run.chief.push()[:3] == (4, 0, rounds.APPLIED)
 
 
-def test_a_rate_is_of_this_incarnation_and_the_greatest_staleness_of_all() -> None:
+def test_a_rate_is_of_this_life_of_the_ps_and_the_greatest_staleness_of_all() -> None:
     """What the chief was away for is no time of training."""
     with Run("HogWild") as run:
         run.play("pull A, push B, push A")
         assert run.summary()["max_staleness"] == 1
-        restart(run)
+        run.open()
         done = run.summary()
         assert done["seconds"] == done["steps_per_second"] == 0.0
         run.play("push A")
@@ -616,47 +478,6 @@ def test_zeros_of_tensorflow_are_such_a_constant() -> None:
             assert len(constants(graph, 41)) == count
             with tf.Session() as session:
                 np.testing.assert_array_equal(session.run(zeros), [0.0] * 41)
-
-
-HEAP = """
-import ctypes
-from cluster import tensorflow_v1
-names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-fields = [(name, ctypes.c_size_t) for name in names.split()]
-Mallinfo = type("Mallinfo", (ctypes.Structure,), {"_fields_": fields})
-libc = ctypes.CDLL(None)
-libc.mallinfo2.restype, libc.malloc.restype = Mallinfo, ctypes.c_void_p
-tensorflow_v1._keep_freed_memory()
-before = libc.mallinfo2()
-block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(10**8)))
-mapped = libc.mallinfo2().hblks - before.hblks
-libc.free(block)
-print(mapped, libc.mallinfo2().arena - before.arena >= 10**8)
-"""
-
-
-@pytest.mark.quick
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc")
-@pytest.mark.parametrize(
-    "variables, found",
-    [
-        ({}, "0 True"),
-        ({"MALLOC_MMAP_MAX_": "65536"}, "1 False"),
-        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, "0 False"),
-    ],
-)
-def test_freed_memory_is_kept_unless_the_user_says_otherwise(variables, found) -> None:
-    """Mapped blocks, and whether a heap has kept a block of 100 MB that was freed."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    done = subprocess.run(
-        [sys.executable, "-c", HEAP],
-        env=environment | variables,
-        cwd=launch.REPO / "HogWild",
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout.strip() == found, done.stderr
 
 
 @pytest.mark.quick

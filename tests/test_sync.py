@@ -6,12 +6,12 @@ takes the worker's token, a push makes its round.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
-import os
+import json
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import harness
@@ -23,6 +23,8 @@ from harness import STREAMS, SYNCHRONOUS, Run, rounds, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import copy_of, load, result, run_sh
+
+link = importlib.import_module("cluster.link")
 
 pytestmark = pytest.mark.timeout(120)  # a wrong synchronous cluster hangs
 
@@ -157,13 +159,7 @@ def test_workers_with_batch_b_are_one_worker_with_batch_n_times_b():
             def loss(w, mine):
                 return problem.loss(w, (data.x_train[mine], data.y_train[mine]), shapes)
 
-            return (
-                problem.initial(shapes, 0),
-                lambda: split[index],
-                loss,
-                tf.no_op(),
-                {},
-            )
+            return problem.initial(shapes, 0), lambda: split[index], loss
 
         return digits
 
@@ -314,22 +310,6 @@ def test_a_late_gradient_is_dropped_and_nobody_fills_two_slots(folder, num_ps):
         assert sum(run.counters()["updates"]) == 3
 
 
-@NUM_PS
-@pytest.mark.parametrize("folder", SYNCHRONOUS)
-def test_who_has_not_joined_takes_no_place(folder, num_ps):
-    """One gradient would be enough for an update; after a restart B has not joined."""
-    flags, options = [*PARENT[folder], "--replicas_to_aggregate=1"], dict(num_ps=num_ps)
-    with Run(folder, *flags, start=[0.0, 0.0], **options) as run:
-        run.close()
-        run.open()
-        run.join(0)
-        (push,) = run.play("push B")
-        assert push.became == rounds.NOT_JOINED
-        assert run.chief.step() == 0 and not run.chief.now().any()
-        (push,) = run.play("push A")
-        assert push[:3] == (1, 0, rounds.APPLIED)
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("folder", SYNCHRONOUS)
 def test_the_same_gradient_twice_fills_one_slot(folder):
@@ -358,7 +338,7 @@ def test_no_gradient_is_added_while_the_update_is_made(folder, num_ps):
         a = run.workers[0]
         run.play("pull A, pull B")
         # What is said of the push, and nothing after it.
-        (counted,) = a.session.run(a.calls.fetch(1)[1], a.held)
+        (counted,) = a.session.run(a.calls.fetches[1][1], a.held)
         a.held = {}
         assert counted[2] == rounds.APPLIED and run.chief.step() == 0
         (push,) = run.play("push B")
@@ -378,266 +358,166 @@ def test_a_gradient_of_an_older_step_never_counts():
     np.testing.assert_allclose([p.center[0] for p in made], [0.1, 0.1, 0.39], atol=1e-6)
 
 
-heartbeat, incarnation, rendezvous = (
-    importlib.import_module(f"cluster.{name}")
-    for name in ("heartbeat", "incarnation", "rendezvous")
-)
-
-
-def rendezvous_of(run: Run) -> object:
-    """Returns the chief's Rendezvous, built among the variables of this run."""
-    args, target = run.args(0), harness.servers(run.num_ps)[2][0]
-    filters = tf.ConfigProto(device_filters=["/job:ps", run.chief.device])
-    thread = heartbeat.Heartbeat
-    one = rendezvous.Rendezvous(args, target, filters, len(run.start), thread)
-    one.graph = tf.Graph()
-    with one.graph.as_default(), one.graph.container(run.name):
-        one.state = incarnation.Incarnation(args)
-        one.heartbeat = thread(args, one.session, one.state)
-        one.make_checks(run.chief.stats.incarnation.checks)
-    return one
-
-
-@pytest.mark.parametrize("folder", [*SYNCHRONOUS, "Stale-Synchronous-Parallel"])
-def test_the_checks_of_a_heartbeat_have_a_small_graph(folder) -> None:
-    """All rounds are left out; what is done and said there is the same."""
-    with Run(folder, num_ps=2, rounds=4) as run:
-        a, one = run.chief, rendezvous_of(run)
-        checks = one.heartbeat.checks
-        assert len(checks) == len(a.checks) == len(a.stats.incarnation.checks) == 1
-        few, all_ = len(one.graph.get_operations()), len(a.graph.get_operations())
-        assert 0 < few < all_ / 3, (few, all_)
-        with one.session() as session:
-            ((operation, tensors, verdict),) = checks
-            session.run(operation)
-            assert bool(verdict) == (folder in SYNCHRONOUS)
-            if verdict:
-                assert verdict(*session.run(tensors)) == ""
-                run.chief.forget(100)
-                found, expected = session.run(tensors), a.beside.run(a.checks[0][1])
-                np.testing.assert_allclose(found[0], expected[0], atol=5)
-                assert found[0][0] > 90
-
-
-@pytest.mark.parametrize("error", ["UnavailableError", "DeadlineExceededError"])
-def test_a_worker_that_is_cut_off_as_it_joins_asks_again(error, monkeypatch) -> None:
-    """It is no error of its own that ps 0, which has just answered, does not now."""
-    run_session, asked = tf.Session.run, []
-
-    def run_if_there(session, fetches, *more):
-        if fetches is one.others:
-            asked.append(1)
-            if len(asked) < 3:
-                raise getattr(tf.errors, error)(None, None, "no answer in 5 s")
-        return run_session(session, fetches, *more)
-
-    args, target = launch.defaults_of(SSGD), harness.servers(1)[2][0]
-    filters = tf.ConfigProto(device_filters=["/job:ps"])
-    one = rendezvous.Rendezvous(args, target, filters, 1, heartbeat.Heartbeat)
-    with one.graph.as_default(), one.session() as session:
-        session.run(one.state.close())
-        session.run(one.state.open(one.fingerprint, []))
-    monkeypatch.setattr(tf.Session, "run", run_if_there)
-    one.compare()
-    assert len(asked) == 3
-
-
-def test_a_heartbeat_ends_a_worker_when_the_run_has_failed(monkeypatch, capsys):
-    """For the reason that another one has given, whatever its rounds wait for."""
-
-    def end(status):
-        raise SystemExit(f"status {status}")
-
-    monkeypatch.setattr(os, "_exit", end)
-    with Run(SSGD) as run:
-        one = rendezvous_of(run)
-        with one.session() as session:
-            one.tell(session, one.state.reason, "it diverged")
-            with pytest.raises(SystemExit, match="^status 1$"):
-                one.heartbeat.look(session)
-    assert capsys.readouterr().err.endswith(": it diverged\n")
-
-
-@NUM_PS
-@pytest.mark.parametrize("folder", SYNCHRONOUS)
-@pytest.mark.parametrize("by", ["its next start", "another one's heartbeat"])
-def test_a_worker_killed_in_mid_update_does_not_close_the_step(by, folder, num_ps):
-    """Between the moment in which ps 0 takes its gradient and the one of its sum."""
-    options = dict(num_ps=num_ps, start=[0.0, 0.0])
-    with Run(folder, *PARENT[folder], **options) as run:
-        a, b = run.workers
-        a.pull()
-        # What is said of the push, and nothing after it.
-        (counted,) = a.session.run(a.calls.fetch(1)[1], a.held)
-        assert counted[2] == rounds.APPLIED
-        a.held = {}
-        (push,) = run.play("pull B, push B")
-        # Both are in, one is missing in the sum: nobody makes the update.
-        assert push.became == rounds.APPLIED and run.chief.step() == 0
-        assert b.waits() and a.waits()
-        b.make_checks()  # A is not dead as long as it is heard of
-        assert b.waits() and a.waits()
-        if by == "its next start":
-            run.join(0)
-        else:
-            a.forget(100)
-            b.make_checks()
-        assert run.chief.step() == 0
-        # Each computes for step 0 again; their mini-batches are the second ones.
-        made = run.play("pull A, pull B, push A, push B")
-        assert [push[:3] for push in made] == [(1, 0, rounds.APPLIED)] * 2
-        assert run.chief.step() == 1
-        np.testing.assert_allclose(made[-1].center, [0.5, 0.5], atol=1e-6)
-        # The rounds that were thrown away are not counted.
-        assert sum(run.counters()["rounds"]) == 2
-
-
-def test_a_gradient_that_was_thrown_away_does_not_count_later():
-    """It was taken, its worker stood still, the others began again, and it goes on."""
-    module, late = launch.load(SSGD), []
-
-    def graph(args, center, stats, shared, *rest):
-        made = module.graph(args, center, stats, shared, *rest)
-        # What is left of a round.
-        late.append((shared.named, shared.complete([], tf.constant(True))))
-        return made
-
-    with Run(SSGD, graph=graph) as run:
-        a, b = run.workers
-        a.pull()
-        # What is said of the push, and nothing after it.
-        name, last = late[0]
-        (counted,), named = a.session.run([a.calls.fetch(1)[1], name], a.held)
-        assert counted[2] == rounds.APPLIED
-        a.forget(100)
-        b.make_checks()
-        assert not a.session.run(last, {name: named})
-        a.held = {}
-        run.play("push B")
-        assert b.waits() and run.chief.step() == 0
-        (push,) = run.play("push A")
-        assert push[:3] == (1, 0, rounds.APPLIED) and run.chief.step() == 1
-
-
-@pytest.mark.parametrize("folder", SYNCHRONOUS)
-def test_a_piece_that_comes_late_is_in_no_sum(folder, monkeypatch):
-    """A stands still between its two sends; B and C make two steps without it."""
-    module, send, go_on, slow = launch.load(folder), rounds.send, threading.Event(), []
-
-    def wait(piece):
-        assert go_on.wait(60)
-        return piece
-
-    def send_late(tensors, variables):
-        if slow:
-            with tf.device("/job:worker/task:0"):
-                tensors[1] = tf.py_func(wait, [tensors[1]], tf.float32)
-                tensors[1].set_shape([1])
-        return send(tensors, variables)
-
-    def graph(args, *rest):
-        slow[:] = [True] * (args.task_index == 0)
-        return module.graph(args, *rest)
-
-    monkeypatch.setattr(rounds, "send", send_late)
-    flags = [*PARENT[folder], "--replicas_to_aggregate=2"]
-    flags += ["--learning_rates=0.05,0.05,0.05"] * (folder == RATES)
-    options = dict(num_ps=2, start=[0.0, 0.0], streams=[[1.0], [5.0], [7.0]])
-    with (
-        Run(folder, *flags, graph=graph, **options) as run,
-        contextlib.ExitStack() as end,
-    ):
-        end.callback(go_on.set)
-        a, b, _ = run.workers
-        thread = threading.Thread(target=a.push)
-        thread.start()
-        taken = b.temporary("taken")
-        while not b.session.run(taken)[0].any():
-            time.sleep(0.05)
-        a.forget(100)
-        b.make_checks()
-        (*_, made) = run.play("pull B, push B, pull C, push C")
-        # w ← w − 0.1 (w − 6), twice
-        np.testing.assert_allclose(made.center, [0.6, 0.6], atol=1e-6)
-        run.play("pull B, push B")
-        go_on.set()
-        thread.join()
-        (made,) = run.play("pull C, push C")
-        np.testing.assert_allclose(made.center, [1.14, 1.14], atol=1e-6)
-        assert run.chief.step() == 2 and run.counters()["rounds"] == [0, 2, 2]
-
-
-@pytest.mark.parametrize("replicas", [2, 1])
-def test_who_waits_for_a_worker_that_is_gone_says_so(replicas, capsys):
-    """After 10 s, and ends after --patience; with a backup worker nobody waits."""
-    needed = "a step takes the gradients of 2 workers"
-    more = [f"--replicas_to_aggregate={replicas}", "--patience=60", "--steps=1"]
-    with Run(SSGD, *more) as run:
-        a, b = run.workers
-        a.forget(1000)
-        ((_, tensors, verdict),) = b.checks
-        heartbeats, number = map(b.temporary, ("heartbeats", "incarnation"))
-        with b.graph.as_default():
-            past = tf.placeholder(tf.float64, [])
-            heard = heartbeats.assign([tf.timestamp() - past, tf.timestamp()]).op
-            began = tf.cast(1e6 * (tf.timestamp() - past), tf.int64)
-            opened = number.assign(began).op
-            never = heartbeats.assign([0.0, tf.timestamp()]).op
-
-        def said(quiet):
-            b.session.run(heard, {past: quiet})
-            reason = verdict(*b.beside.run(tensors))
-            return reason, capsys.readouterr().out
-
-        # Who was started again because it had waited waits as long as before.
-        assert said(70)[0] == ""
-        assert said(0) == ("", "")
-        verdict.__self__.began -= 1000
-        assert said(0) == ("", "")
-        assert said(9) == ("", "")
-        waits = f"still waiting for worker 0: {needed}"
-        for quiet, later, reason, line in [
-            (20, 0, "", f"{waits}; 40 s left\n"),
-            (40, 0, "", ""),
-            (40, 10, "", f"{waits}; 20 s left\n"),  # said again every 10 s
-            (70, 10, f"no heartbeat in 70 s from worker 0: {needed}", ""),
-            (0, 0, "", ""),
-            (20, 0, "", f"{waits}; 40 s left\n"),
-        ]:
-            verdict.__self__.due -= later
-            assert said(quiet) == ((reason, line) if replicas == 2 else ("", ""))
-        if replicas == 1:
-            return
-        # Who never came may take ten times as long.
-        late = "no heartbeat in 650 s from worker 0: "
-        for ago, reason in (550, ""), (650, late):
-            b.session.run(never)
-            b.session.run(opened, {past: ago})
-            assert verdict(*b.beside.run(tensors))[: len(reason) or 1] == reason
-
-
-@pytest.mark.parametrize("when", ["after the last update", "before a restore"])
-def test_nobody_waits(when):
-    with Run(SSGD, "--steps=1", num_ps=1) as run:
-        a, b = run.workers
-        ((_, tensors, verdict),) = b.checks
-        a.forget(100)
-        verdict.__self__.began -= 1000
-        assert verdict(*b.beside.run(tensors)).startswith("no heartbeat in 1")
-        if when == "before a restore":
-            a.session.run(a.close)
-        else:
-            run.play("pull A, pull B, push A, push B")
-            a.forget(100)
-        assert verdict(*b.beside.run(tensors)) == ""
-
-
 def test_a_backup_worker_that_is_always_late_does_not_count():
     with Run(SSGD, "--replicas_to_aggregate=1") as run:
         made = run.play("pull B, push A, push A, push A, push A, push B")
     found = [float(push.center[0]) for push in made]
     np.testing.assert_allclose(found, [0.1, 0.39, 0.451, 0.7059, 0.7059], atol=1e-6)
     assert made[-1].became == rounds.LATE
+
+
+# --- Somebody is gone ---------------------------------------------------------
+
+
+def look_of(run: Run, k: int) -> Callable:
+    """Returns what worker k looks at with each heartbeat, among this run's variables.
+
+    It takes the seconds for which workers are silent, None for one that never came.
+    """
+    line = link.Link(run.args(k), harness.servers_of(run.num_ps)[run.num_ps + k])
+    with line.graph.as_default(), line.graph.container(run.name):
+        (make,) = run.workers[k].stats.looks
+        look = make(line)
+
+    def look_at(*silent):
+        there = [(str(i), {"silent": s}) for i, s in enumerate(silent)]
+        return look({"workers": {i: w for i, w in there if w["silent"] is not None}})
+
+    return look_at
+
+
+def told(run: Run) -> list[str]:
+    """Returns the words that the ps were told, and have not read."""
+    chief = harness.servers_of(run.num_ps)[run.num_ps]
+    with tf.Graph().as_default(), tf.Session(chief.target) as session:
+        words = []
+        for i in range(run.num_ps):
+            with tf.device(f"/job:ps/task:{i}"):
+                queue = link.inbox()
+                texts = session.run(queue.dequeue_many(queue.size()))
+            words += [json.loads(text)["word"] for text in texts]
+        return words
+
+
+@NUM_PS
+@pytest.mark.parametrize("by", ["its next start", "its silence"])
+def test_a_worker_that_died_after_its_gradient_was_taken(by, num_ps, capsys):
+    """The step can never be made: all ps are told to begin again."""
+    with Run(SSGD, num_ps=num_ps, start=[0.0, 0.0]) as run:
+        a, b = run.workers
+        look = look_of(run, 0)
+        a.pull()
+        # What is said of the push, and nothing after it.
+        (counted,) = a.session.run(a.calls.fetches[1][1], a.held)
+        a.held = {}
+        assert counted[2] == rounds.APPLIED
+        stuck = threading.Thread(
+            target=lambda: pytest.raises(tf.errors.OpError, b.push)
+        )
+        stuck.start()
+        taken = b.temporary("taken")
+        while not b.session.run(taken).any(1).all():
+            time.sleep(0.05)
+        assert run.chief.step() == 0 and not run.chief.now().any()
+        # Nobody is dead as long as all are heard of.
+        assert [look(0, 0), look(0, 0), told(run)] == [None, None, []]
+        if by == "its next start":
+            run.join(0)
+        silent = 11 * (by == "its silence")
+        # It may be about to be made: only the second look counts.
+        look(silent, 0)
+        assert told(run) == []
+        look(silent, 0)
+        assert told(run) == ["again"] * num_ps
+        assert "died in the update of global step 0" in capsys.readouterr().out
+        b.session.close()
+        stuck.join()
+
+
+def test_a_worker_that_died_when_its_gradient_was_added_is_not_missed():
+    """Its successor has no second one in the step, and the others make it."""
+    with Run(SSGD, num_ps=2, start=[0.0, 0.0]) as run:
+        look = look_of(run, 0)
+        run.play("push B")
+        run.join(1)
+        (push,) = run.play("push B")
+        assert push.became == rounds.LATE
+        look(0, 0), look(0, 0)
+        (push,) = run.play("push A")
+        np.testing.assert_allclose(push.center, [0.3, 0.3], atol=1e-6)
+        look(0, 0)
+        assert told(run) == [] and run.counters()["rounds"] == [1, 2]
+
+
+DIES = """
+import os, signal, time
+def dies(tensor, args):
+    def act(value):
+        step, mark = next(rounds_made), os.path.join(args.logdir, "died")
+        if args.task_index == 1 and step > 60 and not os.path.exists(mark):
+            open(mark, "w").close()
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
+    with tf.device(args.device):
+        other = tf.py_func(act, [tensor], tf.float32)
+        other.set_shape(tensor.shape)
+        return other
+import itertools
+rounds_made = itertools.count()
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("where", ["between its pieces", "between two parts of w"])
+def test_a_run_goes_on_after_a_death_in_mid_step(where, tmp_path):
+    """From the last checkpoint; each gradient counts once."""
+    folder, logdir = copy_of(SSGD, tmp_path), tmp_path / "log"
+    script = folder / "synchronous_sgd.py"
+    old, new = {
+        "between its pieces": (
+            "        counted = step.offer(",
+            "        pushed[1] = dies(pushed[1], args)\n        counted = step.offer(",
+        ),
+        "between two parts of w": (
+            "            return w.assign_sub(",
+            "            mean = dies(mean, args) if 'task:1' in w.device else mean\n"
+            "            return w.assign_sub(",
+        ),
+    }[where]
+    text = script.read_text()
+    assert text.count(old) == 1
+    script.write_text(
+        text.replace(old, new).replace("import problem\n", f"import problem\n{DIES}")
+    )
+    words = ["--steps=300", "--save_seconds=1", f"--logdir={logdir}"]
+    with run_sh(folder, *words, NUM_PS="2", MAX_RESTARTS="1") as run:
+        assert run.wait() == 0, run.output
+        run.nothing_left()
+    assert (logdir / "died").exists() and "died in the update" in run.output
+    found = result(logdir)
+    made = sum(found["rounds_per_worker"].values())
+    assert found["global_steps"] == 300
+    assert made == 2 * 300 + found["gradients_dropped"]
+
+
+@pytest.mark.parametrize("replicas", [2, 1])
+def test_who_waits_for_a_worker_that_is_gone_says_so(replicas, capsys):
+    """After 10 s, and ends after --patience; with a backup worker nobody waits."""
+    needed = "worker 0: a step takes the gradients of 2 workers"
+    more = [f"--replicas_to_aggregate={replicas}", "--patience=1", "--steps=1"]
+    with Run(SSGD, *more) as run:
+        look = look_of(run, 1)
+        assert look(10, 0) is None and capsys.readouterr().out == ""
+        assert look(11, 0) is None
+        waits = f"still waiting for {needed}; 1 s left\n" * (replicas == 2)
+        assert capsys.readouterr().out == waits
+        time.sleep(1.2)
+        assert look(None, 0) is None  # who never came may take ten times as long
+        found = f"no heartbeat in 1 s from {needed}" if replicas == 2 else None
+        assert look(12, 0) == found
+        run.play("pull A, pull B, push A, push B")
+        assert look(12, 0) is None  # after the last update
 
 
 # --- It ends ------------------------------------------------------------------

@@ -39,6 +39,6 @@ def build(data, *details):
         shapes = [int(np.prod(shape)) for shape in SHAPES]
         pairs = zip(tf.split(vector, shapes), SHAPES, strict=True)
         made = fakes([tf.reshape(*pair) for pair in pairs], data[0])
-        return parts.error(tf.reduce_mean(made, 0), data[0].mean(0)), {}
+        return parts.error(tf.reduce_mean(made, 0), data[0].mean(0))
 
     return learning._replace(test=test, metric="distance")

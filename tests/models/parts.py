@@ -9,9 +9,7 @@ import numpy as np
 
 from cluster import tensorflow_v1 as tf
 
-Problem = collections.namedtuple(
-    "Problem", "start batch loss test metric initializer feed"
-)
+Problem = collections.namedtuple("Problem", "start batch loss test metric")
 
 
 def problem(data, shapes, loss, metric, batch_size, seed, worker, workers):
@@ -27,6 +25,7 @@ def problem(data, shapes, loss, metric, batch_size, seed, worker, workers):
     options = tf.data.Options()
     options.autotune.enabled = False  # the end of a session would wait for its thread
     iterator = tf.data.make_initializable_iterator(rows.with_options(options))
+    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
 
     def both(vector, batch):
         if not shapes:
@@ -39,10 +38,8 @@ def problem(data, shapes, loss, metric, batch_size, seed, worker, workers):
         start=shapes and start(shapes, seed),
         batch=iterator.get_next,
         loss=lambda vector, batch: both(vector, batch)[0],
-        test=lambda vector: (both(vector, [part[held] for part in data]), {}),
+        test=lambda vector: both(vector, [part[held] for part in data]),
         metric=metric,
-        initializer=iterator.initializer,
-        feed={},
     )
 
 

@@ -21,6 +21,4 @@ def build(data, batch_size, seed, worker=0, workers=1):
     row = tf.train.slice_input_producer([part[worker::workers] for part in data])
     queue = tf.FIFOQueue(100, [tf.float32, tf.float32], [[3], []])
     tf.train.add_queue_runner(tf.train.QueueRunner(queue, [queue.enqueue(row)]))
-    return learning._replace(
-        batch=lambda: queue.dequeue_many(batch_size), initializer=tf.no_op(), feed={}
-    )
+    return learning._replace(batch=lambda: queue.dequeue_many(batch_size))
