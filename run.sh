@@ -34,7 +34,7 @@ names() {
   local path
   for path in "$ROOT"/*/run.sh "$ROOT"/Engines/*/run.sh; do
     path=${path#"$ROOT/"}
-    [[ ! -f $ROOT/$path ]] || echo "${path%/run.sh}"
+    [[ ! -f $ROOT/$path || $path == originals/run.sh ]] || echo "${path%/run.sh}"
   done
 }
 

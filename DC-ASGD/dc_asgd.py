@@ -17,7 +17,7 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import contract, flags, heartbeat, rounds, run, task
+from cluster import contract, flags, ps, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
 import problem
@@ -104,19 +104,18 @@ def graph(args, center, stats, shared, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    task.begin(args, problem)
-    data = task.data(problem, args)
+    data = task.begin(args, problem)
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return heartbeat.serve(server, args)
+        return ps.serve(server, args)  # until the chief says that the run is over
 
     # Placement: every worker builds the same graph (between-graph replication). The
     # setter puts variables on the ps, in turn, and all the rest on this worker.
-    device = f"/job:worker/task:{me}"
-    with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
+    setter = tf.train.replica_device_setter(cluster=spec, worker_device=args.device)
+    with tf.device(setter):
         learning = contract.build(problem, data, args, me, workers)
         pieces = tf.fixed_size_partitioner(len(args.ps_hosts))  # one on each ps
         center = tf.get_variable(
@@ -129,15 +128,18 @@ def main():
             lambda last: graph(args, center, stats, shared, batch, loss, last)
         )
         test = learning.test(center.as_tensor())
+    training = run.Run(args, server, learning, stats, calls, test)
 
-    # Session: it waits for the tasks that pass its filters, not for other workers.
-    # When a ps was lost TensorFlow asks `training` for a new one.
-    config = tf.ConfigProto(device_filters=["/job:ps", device])
-    training = run.Run(args, server.target, config, stats, learning, calls, test)
-    with training, tf.train.MonitoredSession(session_creator=training) as session:
-        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
-        while not training.over:
-            session.run_step_fn(training.step)
+    # Begin: the chief initialises w, or restores it; the others wait for that.
+    with training:
+        # Loop: a call is up to ten rounds. If a ps is lost in here, all go on from the
+        # last checkpoint.
+        while training.left > 0:
+            with training.recovering():
+                losses, counts = calls.make(training.session, training.left)
+                training.log(losses, counts)  # a line, a checkpoint, when they are due
+        # End: all workers report; the chief tests w and writes result.json.
+        training.end()
 
 
 if __name__ == "__main__":

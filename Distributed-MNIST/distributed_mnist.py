@@ -19,8 +19,9 @@ Run: bash run.sh
 
 import argparse
 
-from cluster import flags, heartbeat, rounds, sync, task
+from cluster import flags, ps, rounds, run, sync, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+from cluster.stats import Stats
 import ending
 import evaluate
 import export
@@ -90,16 +91,13 @@ def graph(args, center, stats, step, move, batch, loss, last):
         which = {piece.name: i for i, piece in enumerate(center)}
 
         def rule(w, g):
-            g = g.read_value() / args.replicas_to_aggregate if step else g
             return move(which[w.name], w, g, counted.number + 1, rate)
 
-        if not step:
+        if step:
+            update = step.update(center, pushed, rule)
+        else:
             update = rounds.update(center, pushed, counted.applied, rule)
-            return rounds.Round(value, counted, update)
-        added = step.add(pushed, counted.applied, optimizers.add)
-        complete = step.complete(added, counted.applied)
-        opened = step.open_next(step.move(center, complete, rule), complete)
-    return rounds.Round(value, counted, opened)
+    return rounds.Round(value, counted, update)
 
 
 # --- Worker, ps and evaluator [algorithm] ------------------------------------
@@ -108,10 +106,11 @@ def graph(args, center, stats, step, move, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    task.begin(args, supply.For(args))
+    index = task.begin(args, supply.For(args))
 
     if args.job_name != "ps":
-        index = supply.load(args)
+        index = index or supply.load(args)  # of the evaluator
+        args.data_checksum = index.checksum
         args.steps = args.steps or ending.steps_of(args, index)
         model = models.build(args, index)
     if args.job_name == "evaluator":
@@ -121,42 +120,45 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return heartbeat.serve(server, args)
+        return ps.serve(server, args)  # until the chief says that the run is over
 
     # Placement: `place` says which ps has a variable; all the rest is this worker's.
-    device = f"/job:worker/task:{me}"
     place = placement.Placement(args.placement, len(args.ps_hosts))
-    chosen = dict(cluster=spec, worker_device=device, ps_strategy=place)
+    chosen = dict(cluster=spec, worker_device=args.device, ps_strategy=place)
     with tf.device(tf.train.replica_device_setter(**chosen)):
         center, join = place.variables(model)
         move = optimizers.of(args, place)
-        stats = ending.Stats(args)
+        stats = Stats(args)
         step = sync.Barrier(args, center, stats) if args.issync else None
-        iterator = pipeline.batches(index, args, me, workers, stats.position)
+        position = pipeline.position(stats)
+        next_batch = pipeline.batches(index, args, me, workers, position)
 
         def loss_of(pieces, batch):
             return model.loss(join(pieces), *batch[:2])
 
-        loss, batch = rounds.slowed(loss_of, args), rounds.in_turn(iterator.get_next)
+        loss, batch = rounds.slowed(loss_of, args), rounds.in_turn(next_batch)
         built = args, center, stats, step, move, batch, loss
         calls = rounds.Calls(lambda last: graph(*built, last))
         values = join(rounds.read(center))
-        weights = progress.Weights(args, stats, model, values, index, device)
+        weights = progress.Weights(args, stats, model, values, index)
+        saver = tf.train.Saver(sharded=bool(args.sharded), save_relative_paths=True)
+    learning = progress.learning(center)
+    training = run.Run(args, server, learning, stats, calls, None, saver)
+    training.report = progress.Report(args, weights)
+    if training.chief:
+        place.print_bytes(center)
 
-    # Session: it waits for the tasks that pass its filters, not for other workers.
-    # When a ps was lost TensorFlow asks `training` for a new one.
-    config = tf.ConfigProto(device_filters=["/job:ps", device])
-    learning = progress.learning(args, index, center, iterator)
-    saver = tf.train.Saver(sharded=bool(args.sharded))
-    parts = args, server.target, config, stats, learning, calls, weights, saver
-    training = progress.Run(*parts)
+    # Begin: the chief initialises w, or restores it; the others wait for that.
     with training:
-        if training.chief:
-            place.print_bytes(center)
-        with tf.train.MonitoredSession(session_creator=training) as session:
-            # Loop: a step is a second of rounds, then log, curves, checkpoint, end.
-            while not training.over:
-                session.run_step_fn(training.step)
+        pipeline.say_position(training.session.run(position), index, me, workers)
+        # Loop: a call is up to ten rounds. If a ps is lost in here, all go on from the
+        # last checkpoint.
+        while training.left > 0:
+            with training.recovering():
+                losses, counts = calls.make(training.session, training.left)
+                training.log(losses, counts)  # a line, a checkpoint, when they are due
+        # End: all workers report; the chief tests w and writes result.json.
+        training.end()
     if training.chief:
         export.at_the_end(args, index)
 

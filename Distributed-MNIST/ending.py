@@ -1,7 +1,6 @@
 """When a run ends: after so many updates or epochs, or early. The script calls it."""
 
-from cluster import flags, stats
-from cluster import tensorflow_v1 as tf
+from cluster import flags
 from cluster.task import fail
 from records import count
 
@@ -24,16 +23,3 @@ def steps_of(args, index):
     examples = count(index.splits["train"])
     each = args.replicas_to_aggregate if args.issync else 1
     return max(1, round(args.epochs * examples / (args.batch_size * each)))
-
-
-class Stats(stats.Stats):
-    """Stats that also say how far this worker is in its images."""
-
-    def __init__(self, args):
-        super().__init__(args)
-        with tf.device(self.device):
-            self.now = self.limit.read_value()
-            column = self.all[0][:, stats.COUNTERS.index("examples")]
-            # Without a checkpoint the counters have no rows yet.
-            column = tf.concat([column, tf.zeros([self.workers], tf.int64)], axis=0)
-            self.position = column[self.me]  # examples of this worker that counted

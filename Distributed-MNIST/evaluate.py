@@ -12,8 +12,9 @@ import time
 
 import numpy as np
 
-from cluster import heartbeat, training
+from cluster import link
 from cluster import tensorflow_v1 as tf
+from cluster.checkpoint import listed
 from cluster.report import Curves
 from cluster.task import AGAIN, fail
 import models
@@ -72,7 +73,7 @@ def follow(args, index, model):
 
     Ends the program with status 138 if none comes for ten times --patience.
     """
-    began, limit = time.time(), heartbeat.STARTING * args.patience
+    began, limit = time.time(), link.STARTING * args.patience
     variables = variables_of(model)
     step = tf.train.get_or_create_global_step()
     test = Evaluation(index, "test", lambda images: model.logits(variables, images))
@@ -84,7 +85,8 @@ def follow(args, index, model):
     last, heard, pause = None, time.time(), threading.Event()
     with tf.Session() as session:
         while True:
-            *_, path = [last, *training.checkpoints(args.logdir)]
+            state = listed(args.logdir)
+            path = state.model_checkpoint_path if state else last
             if path != last and os.path.exists(f"{path}.index"):
                 try:
                     saver.restore(session, path)

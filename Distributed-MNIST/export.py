@@ -13,8 +13,9 @@ import shlex
 import shutil
 import sys
 
-from cluster import flags, training
+from cluster import flags
 from cluster import tensorflow_v1 as tf
+from cluster.checkpoint import listed
 from cluster.report import short
 from cluster.task import fail
 import evaluate
@@ -35,10 +36,10 @@ def write(args, index, folder):
     of an image file, and returns `image`, uint8 [h, w, c], as prepare.py has made it.
     Raises ValueError if there are no weights, FileExistsError if that folder is there.
     """
-    found = training.checkpoints(os.path.join(args.logdir, progress.BEST))
+    found = listed(os.path.join(args.logdir, progress.BEST))
     if not found:
         raise ValueError(f"{args.logdir} has no {progress.BEST} weights")
-    best = found[-1]
+    best = found.model_checkpoint_path
     step = int(best.rpartition("-")[2])
     path = os.path.join(folder, str(step))
     if os.path.exists(path):

@@ -25,11 +25,6 @@ def learning_rate(args, t):
     )
 
 
-def add(total, g):
-    """Rule of a synchronous push: the sum of the open step takes g, on its ps."""
-    return total.assign_add(g, read_value=False)
-
-
 def of(args, place):
     """Returns rule(i, w, g, t, rate): what moves piece i of the variables, on its ps.
 

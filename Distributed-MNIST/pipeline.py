@@ -13,6 +13,7 @@ import os
 
 from cluster import flags
 from cluster import tensorflow_v1 as tf
+from cluster.stats import COUNTERS
 from records import count, parse
 
 AT_ONCE = 500  # held-out images of a batch
@@ -101,7 +102,7 @@ def augment(images, seed):
 
 
 def batches(index, args, worker, workers, position):
-    """Returns an iterator over a worker's mini-batches, from `position` on, for ever.
+    """Returns what draws a worker's next mini-batch, from `position` on, for ever.
 
     `position` (int64 scalar tensor) counts the examples of this worker that are done
     with. A batch is images float32 [batch_size, h, w, c] from 0 to 255, labels int32
@@ -128,7 +129,28 @@ def batches(index, args, worker, workers, position):
     stream = stream.map(
         _unconverted(finish), num_parallel_calls=args.readers, deterministic=True
     )
-    return tf.data.make_initializable_iterator(_plain(stream.prefetch(4)))
+    iterator = tf.data.make_initializable_iterator(_plain(stream.prefetch(4)))
+    # The run starts the input with the tables, once per session.
+    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    return iterator.get_next
+
+
+def position(stats):
+    """Returns how many examples of this worker have counted, an int64 scalar."""
+    with tf.device(stats.device):
+        column = stats.all[0][:, COUNTERS.index("examples")]
+        # Without a checkpoint the counters have no rows yet.
+        column = tf.concat([column, tf.zeros([stats.workers], tf.int64)], axis=0)
+        return column[stats.me]
+
+
+def say_position(position, index, worker, workers):
+    """Says where a worker goes on, if that is not the beginning."""
+    _, _, size = share(index.splits["train"], worker, workers)
+    number, done = divmod(int(position), size)
+    if position:
+        where = f"{done} of its {size} images done"
+        print(f"goes on in epoch {number + 1}, {where}")
 
 
 def held_out(index, split, batch_size=AT_ONCE):

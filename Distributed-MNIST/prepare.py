@@ -11,6 +11,7 @@ never writes a complete file again. The same command writes the same bytes every
 An image that cannot be used ends the command, and then no records are left behind.
 """
 
+import fcntl
 import json
 import os
 import sys
@@ -20,7 +21,7 @@ import numpy as np
 
 from cluster import flags
 from cluster import tensorflow_v1 as tf
-from cluster.task import fail, lock
+from cluster.task import NO_LOCKS, fail
 import records
 import sources
 
@@ -110,6 +111,20 @@ def _entry(path, examples):
     return {"file": name, "examples": examples, "bytes": size, "sha256": digest}
 
 
+def lock(file, how):
+    """Locks an open file; returns False where the file system has no locks.
+
+    Raises BlockingIOError if another process has locked it.
+    """
+    try:
+        fcntl.flock(file, how)
+        return True
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return False
+        raise
+
+
 class _Folder:
     """A folder that this process alone writes `about` into, or a ValueError."""
 
@@ -122,7 +137,7 @@ class _Folder:
         os.makedirs(folder, exist_ok=True)
         self.file = open(plan, "a+")
         try:
-            lock(self.file)
+            lock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{folder}: another process is writing there") from None
         self.file.seek(0)

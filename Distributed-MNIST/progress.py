@@ -1,39 +1,26 @@
-"""How a run goes on: curves, the best weights, an early end. The script calls it.
-
-`Report` and `Run` extend the classes of `cluster` by what only this program does.
-"""
+"""How a run goes on: curves, the best weights, an early end. The script calls it."""
 
 import collections
 import contextlib
 import json
 import os
 
-from cluster import report, run, training
+from cluster import report
 from cluster import tensorflow_v1 as tf
+from cluster.checkpoint import NAME, listed
 import evaluate
 import optimizers
-import pipeline
 
 BEST = "best"  # in LOGDIR: a checkpoint of the best weights, and best.json
 
-# What a run asks of a learning problem, as `problem.Problem` has it, and the examples
-# that this worker has in an epoch.
-Learning = collections.namedtuple("Learning", "start metric initializer feed examples")
+# What a run asks of a learning problem, as `problem.Problem` has it.
+Learning = collections.namedtuple("Learning", "start metric")
 
 
-def learning(args, index, center, iterator):
-    """Returns this worker's Learning, of all pieces of the variables and its input."""
+def learning(center):
+    """Returns the Learning of all pieces of the variables."""
     elements = sum(piece.shape.num_elements() for piece in center)
-    share = pipeline.share(
-        index.splits["train"], args.task_index, len(args.worker_hosts)
-    )
-    return Learning(
-        start=tf.TensorSpec([elements]),
-        metric="accuracy",
-        initializer=iterator.initializer,
-        feed={},
-        examples=share[2],
-    )
+    return Learning(tf.TensorSpec([elements]), "accuracy")
 
 
 class Weights:
@@ -42,12 +29,12 @@ class Weights:
     What is kept is what was measured, though others train on meanwhile.
     """
 
-    def __init__(self, args, stats, model, values, index, device):
-        """`values` are those of a Network on the ps, `device` is this worker's."""
+    def __init__(self, args, stats, model, values, index):
+        """`values` are those of a Network on the ps."""
         self.stop = stats.stop()
         with tf.name_scope("weights"):
             self.learning_rate = optimizers.learning_rate(args, stats.step)
-            with tf.device(device):
+            with tf.device(args.device):
                 copy = [
                     tf.Variable(
                         tf.zeros(value.shape),
@@ -67,7 +54,7 @@ class Weights:
                 for split in ("validation", "test")
             }
             names = dict(zip(model.names, copy, strict=True))
-            self.saver = tf.train.Saver(names)
+            self.saver = tf.train.Saver(names, max_to_keep=1, save_relative_paths=True)
 
     def evaluate(self, session, split):
         """Pulls the weights; returns what was Found of them on a split of the data."""
@@ -81,10 +68,13 @@ class Report(report.Report):
     It keeps the weights if they are the best so far, and may end the run early.
     """
 
-    def __init__(self, args, metric, weights):
-        super().__init__(args, metric, (None, None))
+    def __init__(self, args, weights):
+        super().__init__(args, "accuracy", None)
         self.weights, self.worse, self.best = weights, 0, None
         self.folder = os.path.join(args.logdir, BEST)
+        kept = listed(self.folder)
+        if kept:
+            weights.saver.recover_last_checkpoints(kept.all_model_checkpoint_paths)
         with contextlib.suppress(OSError, ValueError):
             with open(os.path.join(self.folder, "best.json")) as file:
                 self.best = json.load(file)  # of the run that is resumed
@@ -94,7 +84,7 @@ class Report(report.Report):
         found = self.weights.evaluate(session, "test")
         return found.loss, {"accuracy": found.accuracy}
 
-    def draw(self, session):
+    def draw_line(self, session):
         """Chief: evaluates, adds a point to the curves, keeps the best, may stop."""
         if self.point:
             (step, values), self.point = self.point, None
@@ -103,9 +93,10 @@ class Report(report.Report):
     def write(self, session, summary):
         """Chief: evaluates the last weights, too, and writes the result.
 
-        `best` is added to the summary.
+        `best` is added to the summary. After an early end the run is over.
         """
         step = summary["global_steps"]
+        self.args.steps = min(self.args.steps, step)
         if step > summary["resumed_from"]:
             values = {"training loss": self.mean_loss(), "staleness": 0.0}
             self._evaluate(session, step, self.point[1] if self.point else values)
@@ -134,12 +125,10 @@ class Report(report.Report):
             print(f"stops early: no better than at step {self.best['global_step']}")
 
     def _keep(self, session, step, found):
-        path = os.path.join(self.folder, f"{training.NAME}-{step}")
-        options = dict(write_meta_graph=False, write_state=False)
+        path = os.path.join(self.folder, NAME)
         try:
             os.makedirs(self.folder, exist_ok=True)
-            self.weights.saver.save(session, path, **options)
-            training.keep(path, 1)
+            self.weights.saver.save(session, path, step, write_meta_graph=False)
             self.best = {"global_step": step, "validation_loss": found.loss}
             self.best["validation_accuracy"] = found.accuracy
             path = os.path.join(self.folder, "best.json")
@@ -148,34 +137,3 @@ class Report(report.Report):
             os.replace(path + ".part", path)
         except (tf.errors.OpError, OSError) as error:
             print(f"cannot keep the best weights: {str(error).splitlines()[0]}")
-
-
-class Run(run.Run):
-    """A run whose limit of steps may be lowered, and whose input goes on in mid-epoch.
-
-    `test` are the Weights.
-    """
-
-    Report = Report
-
-    def __init__(self, args, target, config, stats, learning, calls, test, saver):
-        super().__init__(args, target, config, stats, learning, calls, test, saver)
-        self.examples = learning.examples
-
-    def open_session(self):
-        session = super().open_session()
-        self.report.point = None  # it would be of weights that are lost
-        self._take_limit(session)
-        epoch, done = divmod(int(session.run(self.stats.position)), self.examples)
-        if epoch or done:
-            where = f"{done} of its {self.examples} images done"
-            print(f"goes on in epoch {epoch + 1}, {where}")
-        return session
-
-    def train(self, session):
-        self._take_limit(session)
-        super().train(session)
-
-    def _take_limit(self, session):
-        """Takes over the limit of steps, which the chief may have lowered."""
-        self.args.steps = int(session.run(self.stats.now))

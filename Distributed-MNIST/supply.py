@@ -7,7 +7,8 @@ import fcntl
 import os
 import shutil
 
-from cluster import task
+from cluster.task import fail
+import models
 import pipeline
 import prepare
 import records
@@ -21,10 +22,10 @@ class For:
         self.args = args
 
     def load(self, name, workers):
-        """Returns the Index of --data, its files checked; notes its checksum in args.
+        """Returns the Index of --data, its files checked.
 
         What is not records yet becomes some, in LOGDIR/records; with --check it is only
-        looked at, and None is returned. Raises ValueError with what is wrong.
+        looked at, and so is the model. Raises ValueError with what is wrong.
         """
         args, folder = self.args, name
         if os.path.exists(os.path.join(name, prepare.PLAN)):
@@ -32,22 +33,27 @@ class For:
         if not records.are_there(name):
             folder = os.path.join(args.logdir, "records")
             if args.check and not records.are_there(folder):
-                return sources.check(name)
+                sources.check(name)
+                index = prepare.planned(sources.source_of(name))
+                models.build(args, index)
+                return index
             os.makedirs(args.logdir, exist_ok=True)
             # Of several tasks of a machine one writes; the others wait for it. Where
             # there are no locks each writes its own, and the first one's are taken.
             with open(folder + ".lock", "w") as lock:
-                locked = task.lock(lock, fcntl.LOCK_EX)
+                locked = prepare.lock(lock, fcntl.LOCK_EX)
                 if not records.are_there(folder):
                     source = sources.source_of(name)
-                    mine = folder if locked else f"{folder}-{task.name(args)}"
+                    task = f"{args.job_name}-{args.task_index}"
+                    mine = folder if locked else f"{folder}-{task}"
                     prepare.write(source, mine, say=prepare.seldom(print))
                     if not locked:
                         _take(mine, folder)
                     print(f"prepared {name} as records in {folder}")
         index = records.read_index(folder)
         records.check(index, self._mine(index, workers))
-        args.data_checksum = index.checksum
+        if args.check:
+            models.build(args, index)
         return index
 
     def _mine(self, index, workers):
@@ -76,12 +82,11 @@ def _take(mine, folder):
 
 
 def load(args):
-    """Returns the Index of what this task reads, a worker or the evaluator.
+    """Returns the Index of what this task reads.
 
     Ends the program with status 2 if that cannot be used.
     """
     try:
-        found = For(args).load(args.data, len(args.worker_hosts))
-        return found or prepare.planned(sources.source_of(args.data))
+        return For(args).load(args.data, len(args.worker_hosts))
     except ValueError as error:
-        task.fail(f"--data {args.data}: {error}")
+        fail(f"--data {args.data}: {error}")

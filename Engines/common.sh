@@ -104,7 +104,7 @@ check() { # [OPTION ...]: flags and data, once, before anything starts
   config+=' "task": {"type": "worker", "index": 0}}'
   # What it says, of a download for instance, are words: stdout may be for a file.
   # As a launcher's own check it does not build the model, which takes seconds.
-  LAUNCHER=$$ TF_CONFIG=$config "$PYTHON" "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"} \
+  LAUNCHED_BY=$$ TF_CONFIG=$config "$PYTHON" "$SCRIPT" --logdir "$LOGDIR" ${OPTIONS[@]+"${OPTIONS[@]}"} \
     "$@" --check >&2
 }
 

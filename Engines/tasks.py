@@ -120,7 +120,7 @@ def check(python, script, options, num_ps, num_workers):
         ports = [held.enter_context(held_port()) for _ in range(count)]
     addresses = [f"localhost:{port}" for port in ports]
     environment = {"TF_CONFIG": tf_config(addresses, num_ps, num_ps)}  # of worker 0
-    environment["LAUNCHER"] = str(os.getpid())  # a check without the model
+    environment["LAUNCHED_BY"] = str(os.getpid())  # a check without the model
     said = []
     command = [python, script, *options, "--check"]
     status, _ = run(command, environment, said.append)

@@ -19,7 +19,9 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import contract, flags, gossip, neighbours, rounds, task
+import threading
+
+from cluster import board, contract, flags, gossip, neighbours, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
 import problem
@@ -40,7 +42,7 @@ def parse_args(argv=None):
 
 def state(args, center, stats):
     """Returns what the rounds work on: the replica x_k, on this worker."""
-    return gossip.Replica(args, center, stats)
+    return gossip.Replica(args, center)
 
 
 def graph(args, center, stats, shared, batch, loss, last):
@@ -87,35 +89,40 @@ def graph(args, center, stats, shared, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    task.begin(args, problem)
-    data = task.data(problem, args)
+    data = task.begin(args, problem)
 
     # Cluster and server: every worker knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name="worker", task_index=me)
+    if me == 0:  # the chief knows who is there, in place of a ps
+        keep = threading.Thread(target=board.serve, args=(server, args), daemon=True)
+        keep.start()
 
     # Placement: each worker has its replica, the chief their average and the stats too.
-    chief, device = "/job:worker/task:0", f"/job:worker/task:{me}"
-    with tf.device(device):
+    with tf.device(args.device):
         learning = contract.build(problem, data, args, me, workers)
-        with tf.device(chief):
+        with tf.device("/job:worker/task:0"):
             center = tf.get_variable("center", initializer=learning.start)
         stats = Stats(args)
         shared = state(args, center, stats)
         loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
-        parts = args, server.target, learning, center, stats, shared
-        calls = neighbours.Calls(
-            lambda last: graph(args, center, stats, shared, batch, loss, last), *parts
+        calls = rounds.Calls(
+            lambda last: graph(args, center, stats, shared, batch, loss, last)
         )
         test = learning.test(center.read_value())
+    training = run.Run(args, server, learning, stats, calls, test)
+    near = neighbours.Neighbours(training, shared, center)
 
-    # Session: it sees the chief and no other worker; that of the rounds is in `calls`.
-    config = tf.ConfigProto(device_filters=[chief, device])
-    training = neighbours.Run(args, server.target, config, stats, learning, calls, test)
-    with training, tf.train.MonitoredSession(session_creator=training) as session:
-        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
-        while not training.over:
-            session.run_step_fn(training.step)
+    # Begin: the chief initialises w, or restores it, and each replica begins there.
+    with training:
+        # Loop: a call is up to ten rounds, with the neighbours that are there. If the
+        # chief is lost in here, all begin again from the last checkpoint.
+        while training.left > 0:
+            with training.recovering():
+                losses, counts = near.make(training.session, training.left)
+                training.log(losses, counts)  # a line, a checkpoint, when they are due
+        # End: all workers report; the chief averages the replicas, and tests that.
+        training.end()
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ import os
 
 import numpy as np
 
-from cluster import contract, flags, rounds, task, training
+from cluster import contract, flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+from cluster.training import Training
 import problem
 
 CALLS = 10  # updates in a row, before a look at log, curves and checkpoint
@@ -50,57 +51,21 @@ def updates(args, hvd, layers, loss):
 class Calls:
     """Updates in a row; each of them is made by all workers together."""
 
-    def __init__(self, loss, train):
-        self.fetches, self.begun = (loss, train), False
+    def __init__(self, args, loss, train):
+        self.steps, self.fetches, self.begun = args.steps, (loss, train), False
 
-    def make(self, session, left, report):
-        """Makes updates, and returns how many are left; see rounds.Calls.
+    def make(self, session, left):
+        """Makes updates; returns losses [n] and counts [n, 3] as rounds.Calls does.
 
         All workers make equally many, so that all see a loss that diverged. The first
         time it is one, so that the clock of a rate starts there.
         """
-        first, losses = report.args.steps - left + 1, []
+        first, losses = self.steps - left + 1, []
         for _ in range(min(CALLS if self.begun else 1, left)):
             losses.append(session.run(self.fetches)[0])
         self.begun = True
-        losses = np.array(losses)
         counts = [[first + i, 0, rounds.APPLIED] for i in range(len(losses))]
-        left = rounds.updates_left(losses, np.array(counts), report.args)
-        report.rounds(losses, np.array(counts))
-        return left
-
-
-class Training(training.Training):
-    """A worker's part. Horovod: one saves and writes, or all would write the same."""
-
-    def __init__(self, broadcast, sent, *everything):
-        """`sent` are the bytes that all workers send for one update."""
-        super().__init__(*everything)
-        self.broadcast, self.sent = broadcast, sent
-
-    def restore(self, session):
-        """Chief: restores the last checkpoint. All begin with what the chief has."""
-        if self.chief:
-            super().restore(session)
-        else:
-            session.run(self.initializer)
-        session.run(self.broadcast)
-        return int(session.run(self.global_step))
-
-    def save_and_write(self, session):
-        """Chief: saves, and writes the result; all have the same weights."""
-        if self.chief:
-            super().save_and_write(session)
-
-    def summary(self, session):
-        """Returns what one process says, with the work of the others."""
-        found, workers = super().summary(session), len(self.args.worker_hosts)
-        steps = found["global_steps"]
-        found["rounds_per_worker"] = dict.fromkeys(range(workers), steps)
-        found["bytes_pushed"] = found["bytes_pulled"] = self.sent * steps
-        for name in ("examples", "examples_per_second"):
-            found[name] *= workers
-        return found
+        return np.array(losses), np.array(counts)
 
 
 # --- Workers -----------------------------------------------------------------
@@ -108,18 +73,17 @@ class Training(training.Training):
 
 def main():
     args = flags.parse(flags.parser("Horovod", __doc__))
-    me = args.task_index = int(os.environ.get("HOROVOD_RANK", 0))
-    task.begin(args, problem)
-
     # Horovod: horovodrun has put into the environment who this is and where all are.
+    me = args.task_index = int(os.environ.get("HOROVOD_RANK", 0))
+    workers = int(os.environ.get("HOROVOD_SIZE", 1))
+    args.worker_hosts = [f"rank {k}" for k in range(workers)]  # for result.json
+    data = task.begin(args, problem)
+
     import horovod.tensorflow as hvd
 
     hvd.init()
-    workers = hvd.size()
-    args.worker_hosts = [f"rank {k}" for k in range(workers)]  # for result.json
 
     # Horovod: worker k of N has every N-th row, from row k on.
-    data = task.data(problem, args)
     learning = contract.build(problem, data, args, me, workers)
     layers = [
         tf.get_variable(f"layer_{i}", initializer=piece)
@@ -129,15 +93,21 @@ def main():
     ]
     w = tf.concat([tf.reshape(layer, [-1]) for layer in layers], axis=0)
     loss = learning.loss(w, learning.batch())
-    tf.train.get_or_create_global_step()
+    global_step = tf.train.get_or_create_global_step()
     train, broadcast = updates(args, hvd, layers, loss)
 
-    calls, test = Calls(loss, train), learning.test(w)
-    sent = 2 * (workers - 1) * 4 * w.shape.num_elements()
-    around = Training(broadcast, sent, args, learning, calls, test)
-    with around, tf.train.MonitoredSession(session_creator=around) as session:
-        while not around.over:
-            session.run_step_fn(around.step)
+    calls = Calls(args, loss, train)
+    # Horovod: worker 0 saves and writes, or all would write the same.
+    training = Training(args, learning, calls, learning.test(w))
+    with training:
+        training.session.run(broadcast)
+        training.left = args.steps - int(training.session.run(global_step))
+        while training.left > 0:
+            losses, counts = calls.make(training.session, training.left)
+            training.log(losses, counts)  # a line, a checkpoint, when they are due
+        sent = 2 * (workers - 1) * 4 * w.shape.num_elements() * args.steps
+        training.extra = {"bytes_pushed": sent, "bytes_pulled": sent}
+        training.end()
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import contract, flags, heartbeat, rounds, task, towers
+from cluster import addresses, contract, flags, ps, rounds, run, task, towers
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+from cluster.stats import Stats
 import problem
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -61,7 +62,7 @@ def graph(args, center, stats, group, batches, learning, last):
     seen = stats.read_step(after=last.update[:1]) if args.asynchronous else None
     for k in group:
         inputs = batches[k]()
-        with tf.device(f"/job:worker/task:{k}"), tf.name_scope(f"tower_{k}"):
+        with tf.device(addresses.device("worker", k)), tf.name_scope(f"tower_{k}"):
             # w   (ps → worker k)
             pulled = rounds.pull(center, after=last.update)
 
@@ -76,7 +77,7 @@ def graph(args, center, stats, group, batches, learning, last):
         for variable, pieces in zip(center, arrived, strict=True):
             with tf.device(variable.device):
                 pushed.append(tf.add_n(pieces) / len(group))
-        counted = stats.of(group).count(pushed, args.batch_size, pulled, seen)
+        counted = towers.count(stats, group, pushed, args.batch_size, pulled, seen)
 
     # w ← w − η g   (ps: each for its piece of w)
     with tf.name_scope("update"):
@@ -106,26 +107,25 @@ def measured(args, center, learning):
 
 def main():
     args = parse_args()
-    task.begin(args, problem)
-    data = task.data(problem, args)
+    data = task.begin(args, problem)
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=args.task_index)
     if data is None:  # a ps, or a worker that is not the client
-        return heartbeat.serve(server, args)
+        return ps.serve(server, args)  # until the client says that the run is over
 
     # Placement: the client builds the graph of all. The setter puts variables on the
     # ps, in turn, and all that has no device of its own on the client.
-    device = "/job:worker/task:0"
-    with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
+    setter = tf.train.replica_device_setter(cluster=spec, worker_device=args.device)
+    with tf.device(setter):
         shards = [
             contract.build(problem, data, args, k, args.shards)
             for k in range(args.shards)
         ]
-        learning, batches = towers.merged(shards), towers.batches(args, shards)
+        learning, batches = shards[0], towers.batches(args, shards)
         center = variables(args, learning)
-        stats = towers.Stats(args)
+        stats = Stats(args)
         calls = towers.Calls(
             lambda group, last: graph(
                 args, center, stats, group, batches, learning, last
@@ -134,17 +134,19 @@ def main():
         )
         test = learning.test(rounds.pull(center))
         measure = measured(args, center, learning)
+    training = run.Run(args, server, learning, stats, calls, test)
+    training.extra = measure  # of the session, for result.json
 
-    # Session: it waits for all tasks, since its graph is on all of them.
-    # When one was lost TensorFlow asks `training` for a new session.
-    config = tf.ConfigProto()
-    training = towers.Run(
-        args, server.target, config, stats, learning, calls, test, measure
-    )
-    with training, tf.train.MonitoredSession(session_creator=training) as session:
-        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
-        while not training.over:
-            session.run_step_fn(training.step)
+    # Begin: the client initialises w, or restores it.
+    with training:
+        # Loop: a call is up to ten rounds. If a task is lost in here, the run goes on
+        # from the last checkpoint.
+        while training.left > 0:
+            with training.recovering():
+                losses, counts = calls.make(training.session, training.left)
+                training.log(losses, counts)  # a line, a checkpoint, when they are due
+        # End: the client tests w and writes result.json.
+        training.end()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ run ends every task: also Ctrl-C, and a reader of the screen that is gone.
 import contextlib
 import ctypes
 import fcntl
+import importlib.util
 import os
 import random
 import select
@@ -25,23 +26,25 @@ import sys
 import threading
 import time
 
-from cluster import flags, ports
-from cluster.task import LAUNCHER, no_link
+from cluster import addresses, flags
+from cluster.task import LAUNCHER
 
 HERE = os.path.dirname(os.path.abspath(__file__))  # the folder of the example
 OPEN = "no network of its own here: anyone who reaches this machine reaches the run"
+NEEDED = ("tensorflow", "numpy", "sklearn")
+INSTALL = 'pip install "tensorflow==2.21.*" numpy scikit-learn'
 STOPPED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "TERM"}
 OURS = ("--job_name", "--task_index", "--ps_hosts", "--worker_hosts")
 PATIENCE = 5  # seconds in which a screen takes something, if it ever does
 LAST = 10  # seconds that a slow one may take for the last lines
-ILLEGAL = 132  # the status of a process that signal 4 killed
 WHY = {
-    ILLEGAL: "killed by signal 4: this processor lacks an instruction, perhaps AVX, "
-    "that TensorFlow was built with",
-    137: "killed by signal 9, perhaps for want of memory",
+    132: "killed by signal 4: this processor lacks an instruction, perhaps AVX, that "
+    "TensorFlow was built with; ",
+    137: "killed by signal 9, perhaps for want of memory; ",
 }
-# Below the range from which the system picks ports for connections.
-DRAWN = range(15000, 32000)
+# glibc keeps freed memory: the next message of 100 MB finds its pages again.
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
+DRAWN = range(15000, 32000)  # ports below those that the system picks for connections
 NEWUSER, NEWNET = 0x10000000, 0x40000000  # linux/sched.h: namespaces of one's own
 
 
@@ -57,34 +60,14 @@ def number(name, default, least):
     return int(text)
 
 
-# --- The screen -------------------------------------------------------------------
-
-
-def put(number, data, wait=PATIENCE):
-    """Writes to a descriptor; returns what it did not take of the data.
-
-    It may be a pipe that nobody reads, a disk that is full, or closed.
-    """
-    try:
-        # Where there is room for anything, so few bytes do not wait.
-        while data and select.select([], [number], [], wait)[1]:
-            data = data[os.write(number, data[:512]) :]
-    except BrokenPipeError:
-        return b""  # nobody is to see it: SIGPIPE has come with this error
-    except OSError:
-        pass
-    return data
-
-
-def complain(sentence):
-    """Says on stderr, in the name of run.sh, what is wrong."""
-    put(2, f"run.sh: {sentence}\n".encode(errors="surrogateescape"))
+# --- The screen and the signals ---------------------------------------------------
 
 
 class Screen:
     """Standard output: no run waits long for it, or ends with its errors.
 
-    What cannot be shown goes to LOGDIR/screen.log.
+    It may be a pipe that nobody reads, a disk that is full, or closed. What cannot be
+    shown goes to `log`, LOGDIR/screen.log.
     """
 
     def __init__(self):
@@ -94,7 +77,7 @@ class Screen:
     def write(self, line):
         """Shows a line, bytes: in one piece, whichever thread has it."""
         with self.lock:
-            left = put(1, line, self.wait)
+            left = self.put(1, line, self.wait)
             # Only the first line waits for a screen that takes nothing.
             self.wait = 0 if left else self.patience
             if left:
@@ -102,14 +85,22 @@ class Screen:
                 self.kept.append(line)
             if self.log and self.kept:
                 with contextlib.suppress(OSError):
-                    with open(self.log, "ab", 0, opener=no_link) as file:
+                    with open(self.log, "ab", 0) as file:
                         file.write(b"".join(self.kept))
                     self.kept.clear()
 
-    def lost(self):
-        """Returns a sentence if not all could be shown."""
-        where = "" if self.kept else f", see {self.log}"
-        return self.missed and f"{self.missed} lines could not be shown here{where}"
+    @staticmethod
+    def put(descriptor, data, wait=PATIENCE):
+        """Writes to a descriptor; returns what it did not take of the data."""
+        try:
+            # Where there is room for anything, so few bytes do not wait.
+            while data and select.select([], [descriptor], [], wait)[1]:
+                data = data[os.write(descriptor, data[:512]) :]
+        except BrokenPipeError:
+            return b""  # nobody is to see it: SIGPIPE has come with this error
+        except OSError:
+            pass
+        return data
 
 
 screen = Screen()
@@ -121,28 +112,25 @@ def say(sentence):
     write(f"run.sh: {sentence}\n".encode(errors="surrogateescape"))
 
 
-# --- A task and the signals -------------------------------------------------------
+def complain(sentence):
+    """Says on stderr, in the name of run.sh, what is wrong."""
+    screen.put(2, f"run.sh: {sentence}\n".encode(errors="surrogateescape"))
 
 
-class Signals:
-    """The first signal that has told this process to end: `pause` raises, then.
-
-    A handler that raised would leave a process behind that is just being started.
-    """
-
-    told = None
-
-    @classmethod
-    def note(cls, number, _):
-        """Is the handler."""
-        cls.told = cls.told or number
+told = []  # the signals that have told this process to end
 
 
 def pause(seconds=0):
-    """Sleeps; raises End if a signal has told this process to end."""
+    """Sleeps; raises End if a signal has told this process to end.
+
+    A handler that raised would leave a process behind that is just being started.
+    """
     time.sleep(seconds)
-    if Signals.told:
-        raise End(128 + Signals.told, STOPPED.get(Signals.told))
+    if told:
+        raise End(128 + told[0], STOPPED.get(told[0]))
+
+
+# --- The run ----------------------------------------------------------------------
 
 
 class Task:
@@ -152,20 +140,15 @@ class Task:
         self.job, self.index, self.restarts = job, index, 0
         self.label = label.format(self).encode()
         self.process = self.reader = None
-        self.log = f"{job}-{index}.log"  # its name in LOGDIR
 
     def __str__(self):
         return f"{self.job} {self.index}"
 
     def start(self, command, environment, **how):
         """Starts the process; `how` is for Popen."""
-        self.process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            **{"stderr": subprocess.STDOUT, **how},
-        )
+        how = {"stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL, **how}
+        own = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment}
+        self.process = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, **how)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
@@ -183,7 +166,6 @@ class Task:
         finally:
             self.process.kill()
             self.reader.join(LAST)
-        pause()
         return self.status()
 
     def runs(self):
@@ -195,39 +177,40 @@ class Task:
         code = self.process.returncode
         return 128 - code if code < 0 else code
 
-    def why(self, logdir):
-        """Returns what is known of the task's failure, for the screen."""
-        found = WHY.get(self.status(), "")
-        if self.status() in (134, 139):
-            with contextlib.suppress(OSError, IndexError):
-                path = os.path.join(logdir, self.log)
-                with open(path, errors="replace") as file:
-                    found = file.read().splitlines()[-1][:200]
-        return found and f"{found}; "
-
-
-# --- The run ----------------------------------------------------------------------
-
 
 class Launcher:
     """All tasks of one run. A folder with a launcher of its own overrides methods."""
 
     def __init__(self, arguments):
         self.arguments = arguments
-        self.script = _script()
+        self.script = os.path.join(HERE, os.environ["SCRIPT"])
         self.ps, self.workers = number("NUM_PS", 1, 0), number("NUM_WORKERS", 2, 1)
         self.timeout = number("TIMEOUT", 3600, 1)
         self.max_restarts = number("MAX_RESTARTS", 0, 0)
         self.base = number("BASE_PORT", 0, 1) if os.environ.get("BASE_PORT") else None
         peers = os.environ.get("PEERS") == "yes"  # not another program's
-        if self.ps and peers:
-            text = "there is no ps in this scheme, the workers are peers"
-            raise End(2, f"NUM_PS={self.ps}: {text}")
         self.alone = not self.ps and not peers  # one process, no cluster
+        if self.ps and peers:
+            raise End(2, f"NUM_PS={self.ps}: in this scheme the workers have no ps")
         if self.alone and self.workers > 1:
-            text = f"NUM_PS=0 with NUM_WORKERS={self.workers}: workers meet at a ps"
-            raise End(2, text)
-        self.logdir = self._logdir()
+            raise End(2, f"NUM_PS=0: {self.workers} workers have no ps to meet at")
+        missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+        if missing:
+            how = f"{sys.executable} -m {INSTALL}; or name another Python: PYTHON=..."
+            raise End(3, f"{sys.executable} has no {', '.join(missing)}: {how}")
+        name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}"
+        logdir = os.environ.get("LOGDIR") or os.path.join(HERE, "logdir", name)
+        for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+            flag, given, value = argument.partition("=")
+            if flag in OURS:
+                text = "start the tasks by hand to choose (see README.md)"
+                raise End(2, f"{argument}: run.sh sets it; {text}")
+            if flag == "--logdir":
+                logdir = value if given else following
+        try:
+            self.logdir = flags.directory(logdir)
+        except ValueError as error:
+            raise End(2, str(error)) from None
         each = [("ps", self.ps), ("worker", self.workers)]
         self.tasks = [Task(job, i) for job, count in each for i in range(count)]
 
@@ -236,21 +219,6 @@ class Launcher:
         ps = f"{self.ps} ps and " if self.ps else ""
         found = f"{ps}{self.workers} worker{'s' * (self.workers > 1)}"
         return f"{'one process' if self.alone else found}, logdir {self.logdir}"
-
-    def _logdir(self):
-        name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}"
-        found, following = os.environ.get("LOGDIR"), [*self.arguments[1:], ""]
-        for argument, after in zip(self.arguments, following, strict=False):
-            flag, given, value = argument.partition("=")
-            if flag in OURS:
-                text = "start the tasks by hand to choose (see README.md)"
-                raise End(2, f"{argument}: run.sh sets it; {text}")
-            if flag == "--logdir":
-                found = value if given else after
-        try:
-            return flags.directory(found or os.path.join(HERE, "logdir", name))
-        except ValueError as error:
-            raise End(2, str(error)) from None
 
     def command(self, task, hosts):
         """Returns the command that starts a task; `hosts` are the addresses of all."""
@@ -266,7 +234,7 @@ class Launcher:
         return {}
 
     def look(self):
-        """Is called ten times a second while the tasks run."""
+        """Is called twenty times a second while the tasks run."""
 
     def after(self):
         """Is called when the run has ended well."""
@@ -294,21 +262,18 @@ class Launcher:
 
     def start(self, task):
         """Starts a task, for the first time or again."""
-        own = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
-        command = [*self.command(task, self.hosts), "--logdir", self.logdir]
+        own = {**MALLOC, "CUDA_VISIBLE_DEVICES": "", **os.environ}
         own |= {LAUNCHER: str(os.getpid()), **self.environment(task)}
+        command = [*self.command(task, self.hosts), "--logdir", self.logdir]
         task.start([*command, *self.arguments], own)
 
     def run(self):
         """Starts all tasks; returns when the run has ended well, else raises End."""
         found = free_ports(0 if self.alone else len(self.tasks), self.base)
         self.hosts = [f"localhost:{port}" for port in found]
-        try:
-            os.makedirs(self.logdir, exist_ok=True)
-        except OSError:
-            raise End(2, f"LOGDIR={self.logdir} cannot be made") from None
-        if not (self.alone or carries()):
+        if not self.alone and not carries():
             raise End(3, "localhost carries no connection here: is loopback on?")
+        os.makedirs(self.logdir, exist_ok=True)
         screen.log = os.path.join(self.logdir, "screen.log")
         for task in self.tasks:
             self.start(task)
@@ -332,17 +297,17 @@ class Launcher:
         """Starts a task that has failed again, or ends the run."""
         status = task.status()
         text = f"{task} ended with status {status}; "
-        if status in (1, 2, ILLEGAL) or task.restarts >= self.max_restarts:
-            text += f"{task.why(self.logdir)}see {task.log} in {self.logdir}"
-            raise End(status, text)
+        if status in (1, 2, 132) or task.restarts >= self.max_restarts:
+            log = f"{task.job}-{task.index}.log in {self.logdir}"
+            raise End(status, f"{text}{WHY.get(status, '')}see {log}")
         task.restarts += 1
         say(f"{text}restart {task.restarts} of {self.max_restarts}")
         self.start(task)
 
     def end(self):
         """Ends every task that still runs, the workers first: the chief saves."""
-        for job, seconds in (("worker", 4), ("ps", 2)):
-            mine = [t for t in self.tasks if (t.job == "ps") == (job == "ps")]
+        for ps, seconds in ((False, 4), (True, 2)):
+            mine = [task for task in self.tasks if (task.job == "ps") == ps]
             running = [task for task in mine if task.runs()]
             for task in running:
                 task.process.terminate()
@@ -360,14 +325,6 @@ class Launcher:
             screen.patience = screen.wait = 0
 
 
-def _script():
-    """Returns the path of the script, which run.sh names."""
-    found = os.path.join(HERE, os.environ["SCRIPT"])
-    if not os.path.isfile(found):
-        raise End(2, f"SCRIPT={os.environ['SCRIPT']}: there is no such script")
-    return found
-
-
 # --- Its network ------------------------------------------------------------------
 
 
@@ -378,12 +335,12 @@ def free_ports(count, base=None):
     """
     if base is None:
         drawn = random.sample(DRAWN, len(DRAWN))
-        found = (port for port in drawn if ports.is_free(port))
+        found = (port for port in drawn if addresses.is_free(port))
         return [next(found) for _ in range(count)]
     if not 0 < base <= 65536 - count:
         raise End(2, f"BASE_PORT={base} is not a port with {count - 1} more above it")
     for port in range(base, base + count):
-        if not ports.is_free(port):
+        if not addresses.is_free(port):
             raise End(2, f"BASE_PORT={base}: port {port} is in use")
     return range(base, base + count)
 
@@ -392,7 +349,7 @@ def carries():
     """Says whether localhost carries a connection, as the tasks of one machine need."""
     with contextlib.suppress(OSError):
         with socket.create_server(("localhost", 0)) as server:
-            return ports.answers(f"localhost:{server.getsockname()[1]}")
+            return addresses.answers(f"localhost:{server.getsockname()[1]}")
     return False
 
 
@@ -413,18 +370,15 @@ def leave_the_network():
     """
     child = os.fork()
     if not child:
-        try:
+        with contextlib.suppress(BaseException):
             _leave()
             os._exit(0 if carries() else 1)
-        finally:
-            os._exit(1)
-    if os.waitpid(child, 0)[1]:
-        return False
-    try:
-        _leave()
-    except OSError:  # the child's counts still, and this user may have no more
-        return False
-    return True
+        os._exit(1)
+    with contextlib.suppress(OSError):  # the child's counts, and there may be no more
+        if os.waitpid(child, 0)[1] == 0:
+            _leave()
+            return True
+    return False
 
 
 def _leave():
@@ -449,28 +403,28 @@ def launch(launcher=Launcher):
     """Runs an example by its launcher; ends this process with the run's status."""
     arguments, this, status, reason = sys.argv[1:], None, 0, None
     for descriptor in range(3):
-        try:
+        with contextlib.suppress(OSError):  # it is closed: the next file would be it
             os.fstat(descriptor)
-        except OSError:  # closed: the next file that is opened would be the screen
-            os.open(os.devnull, os.O_RDONLY)
-    signal.signal(signal.SIGPIPE, Signals.note)  # who reads no longer ends the run
-    for number in (*STOPPED, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, Signals.note)
+            continue
+        os.open(os.devnull, os.O_RDONLY)
+    # Who reads no longer ends the run. What was ignored stays so: nohup.
+    for one in (*STOPPED, signal.SIGHUP, signal.SIGPIPE):
+        if one == signal.SIGPIPE or signal.getsignal(one) is not signal.SIG_IGN:
+            signal.signal(one, lambda number, _: told.append(number))
     try:
-        if {"-h", "--help"} & set(arguments):
-            os.execl(sys.executable, sys.executable, "-B", _script(), "--help")
         this = launcher(arguments)
+        if {"-h", "--help"} & set(arguments):
+            os.execl(sys.executable, sys.executable, "-B", this.script, "--help")
         if os.environ.get("DRY_RUN"):
             this.print_commands()
             status = 1 if screen.missed else 0
-            pause()
         else:
             this.check()
             stays = this.alone or this.base or os.environ.get("OPEN_PORTS")
             if not (stays or leave_the_network()):
                 say(OPEN)
             this.run()
+        pause()
     except End as end:
         status, reason = end.args
     if this:
@@ -478,8 +432,11 @@ def launch(launcher=Launcher):
     if reason in STOPPED.values():
         begun = this and any(task.process for task in this.tasks)
         reason += " ended " + (this.what() if begun else "the start")
-    for sentence in filter(None, (screen.lost(), reason)):
-        complain(sentence)
+    if screen.missed:
+        where = "" if screen.kept else f", see {screen.log}"
+        complain(f"{screen.missed} lines could not be shown here{where}")
+    if reason:
+        complain(reason)
     os._exit(status)
 
 

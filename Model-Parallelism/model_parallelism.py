@@ -16,8 +16,9 @@ Run: bash run.sh
 
 # --- Imports [algorithm] -----------------------------------------------------
 
-from cluster import contract, flags, heartbeat, rounds, stages, task, timeline, towers
+from cluster import contract, flags, ps, rounds, run, stages, task, timeline, towers
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+from cluster.stats import Stats
 import problem
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -53,7 +54,7 @@ def pipeline(args, center, learning, batch, after=()):
     """
     layers = stages.cut(args, learning.layers)
     images, labels = (tf.split(part, args.micro_batches) for part in batch)
-    w = stages.pull(center, after)
+    w = rounds.read(center, after)  # where they are: no message
     busy, sent = [[weights] for weights in w], [images, *[[] for _ in layers]]
     h, gradients = ([[] for _ in layers] for _ in range(2))
     delta = [None] * args.micro_batches
@@ -117,26 +118,25 @@ def measured(args, center, learning):
 
 def main():
     args = parse_args()
-    task.begin(args, problem)
-    data = task.data(problem, args)
+    data = task.begin(args, problem)
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=args.task_index)
     if data is None:  # a ps, or a worker that is not the client
-        return heartbeat.serve(server, args)
+        return ps.serve(server, args)  # until the client says that the run is over
 
     # Placement: the client builds the graph of all. The setter puts variables on the
     # ps, in turn, and all that has no device of its own on the client.
-    device = "/job:worker/task:0"
-    with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
+    setter = tf.train.replica_device_setter(cluster=spec, worker_device=args.device)
+    with tf.device(setter):
         shards = [
             contract.build(problem, data, args, k, args.shards)
             for k in range(args.shards)
         ]
-        learning, batches = towers.merged(shards), towers.batches(args, shards)
+        learning, batches = shards[0], towers.batches(args, shards)
         center = variables(args, learning)
-        stats = towers.Stats(args)
+        stats = Stats(args)
         calls = towers.Calls(
             lambda group, last: graph(
                 args, center, stats, group, batches, learning, last
@@ -145,17 +145,19 @@ def main():
         )
         test = learning.test(rounds.pull(center))
         measure = measured(args, center, learning)
+    training = run.Run(args, server, learning, stats, calls, test)
+    training.extra = measure  # of the session, for result.json
 
-    # Session: it waits for all tasks, since its graph is on all of them.
-    # When one was lost TensorFlow asks `training` for a new session.
-    config = tf.ConfigProto()
-    training = towers.Run(
-        args, server.target, config, stats, learning, calls, test, measure
-    )
-    with training, tf.train.MonitoredSession(session_creator=training) as session:
-        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
-        while not training.over:
-            session.run_step_fn(training.step)
+    # Begin: the client initialises w, or restores it.
+    with training:
+        # Loop: a call is up to ten rounds. If a task is lost in here, the run goes on
+        # from the last checkpoint.
+        while training.left > 0:
+            with training.recovering():
+                losses, counts = calls.make(training.session, training.left)
+                training.log(losses, counts)  # a line, a checkpoint, when they are due
+        # End: the client tests w and writes result.json.
+        training.end()
 
 
 if __name__ == "__main__":

@@ -22,48 +22,6 @@ WIDTH = 256  # units of a hidden layer
 DEPTH = 4  # layers with weights, the last one included
 
 Data = collections.namedtuple("Data", "x_train y_train x_test y_test")
-Problem = collections.namedtuple(
-    "Problem",
-    [
-        "start",  # the flat start vector [P], float32
-        "layers",  # a list of Layer
-        "cost",  # cost(output of the last layer, labels): a scalar, the mean
-        "batch",  # batch() returns (images, labels) of the next mini-batch
-        "loss",  # loss(vector, batch): the same of the whole model, not cut
-        "test",  # test(vector) returns (loss, metric) on the test set, and a feed
-        "metric",  # what the metric is called: accuracy
-        "initializer",  # the operation that starts the input, once per session
-        "feed",  # what `initializer` is fed, so that the data is not in the graph
-    ],
-)
-# `size` numbers of the start vector; apply(these, input [n, a]) is the output [n, b],
-# b its `outputs`.
-Layer = collections.namedtuple("Layer", "size outputs apply")
-
-
-def build(data, batch_size, seed, worker=0, workers=1):
-    """Returns the `Problem` of one worker, in the graph that is being built."""
-    layers = layers_of(data)
-    iterator, feed = batches(data, batch_size, seed, worker, workers)
-
-    def test_of(vector):
-        images = tf.placeholder(data.x_test.dtype, data.x_test.shape)
-        labels = tf.placeholder(data.y_test.dtype, data.y_test.shape)
-        logits = model(layers, vector, images)
-        tensors = cost(logits, labels), accuracy(logits, labels)
-        return tensors, {images: data.x_test, labels: data.y_test}
-
-    return Problem(
-        start=initial(layers, data.x_train.shape[1], seed),
-        layers=layers,
-        cost=cost,
-        batch=iterator.get_next,
-        loss=lambda vector, batch: cost(model(layers, vector, batch[0]), batch[1]),
-        test=test_of,
-        metric="accuracy",
-        initializer=iterator.initializer,
-        feed=feed,
-    )
 
 
 # --- Data ---------------------------------------------------------------------
@@ -84,58 +42,6 @@ def load(name, workers=1):
     if len(data.y_train) < workers:
         raise ValueError(f"{len(data.y_train)} training rows for {workers} workers")
     return data
-
-
-def digits():
-    """Returns the arrays of 1,797 handwritten digits of 8 x 8 pixels, 360 to test with.
-
-    The file is the one behind sklearn.datasets.load_digits; scikit-learn itself would
-    take a second to import. A fixed shuffle: its writers come in order.
-    """
-    package = importlib.util.find_spec("sklearn")
-    if package is None:
-        raise ValueError("they are in scikit-learn: pip install scikit-learn")
-    folder = os.path.dirname(package.origin)
-    path = os.path.join(folder, "datasets", "data", "digits.csv.gz")
-    table = np.random.default_rng(0).permutation(np.loadtxt(path, delimiter=","))
-    x, y = table[:, :-1].astype(np.float32) / 16, table[:, -1].astype(np.int32)
-    return dict(x_train=x[360:], y_train=y[360:], x_test=x[:360], y_test=y[:360])
-
-
-def batches(data, batch_size, seed, worker=0, workers=1):
-    """Returns the mini-batches of one worker as (iterator, feed).
-
-    Worker k of N trains on rows k, k + N, k + 2N ...: the shards are disjoint and
-    complete. `iterator.get_next()` is a batch x float32 [batch_size, features],
-    y int32 [batch_size]; every evaluation of it is a fresh one. `feed` is what
-    `iterator.initializer` wants to be fed, so that the data is not in the graph.
-    """
-    x, y = data.x_train[worker::workers], data.y_train[worker::workers]
-    warn(data, y, worker)
-    images = tf.placeholder(x.dtype, x.shape)
-    labels = tf.placeholder(y.dtype, y.shape)
-    dataset = tf.data.Dataset.from_tensor_slices((images, labels))
-    dataset = dataset.shuffle(len(y), seed=seed + worker).repeat()
-    dataset = dataset.batch(batch_size).prefetch(2)
-    # There is nothing to tune, and the end of a session would wait for the tuner's
-    # thread, which sleeps for up to ten seconds.
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    dataset = dataset.with_options(options)
-    iterator = tf.data.make_initializable_iterator(dataset)
-    return iterator, {images: x, labels: y}
-
-
-def warn(data, labels, worker):
-    """Prints what training can stand, and what is seldom meant."""
-    lost = np.setdiff1d(data.y_train, labels)
-    if len(lost):
-        print(f"worker {worker}: none of its {len(labels)} rows is of class {lost[0]}")
-    low, high = data.x_train.min(), data.x_train.max()
-    if worker == 0 and low >= 0 and 128 <= high <= 255:
-        print(
-            f"x_train reaches from {low:g} to {high:g}: if it has pixels, divide by 255"
-        )
 
 
 # --- Model [algorithm] --------------------------------------------------------
@@ -195,3 +101,91 @@ def accuracy(logits, labels):
     """Returns the share (scalar, 0 to 1) that logits [n, classes] get right."""
     right = tf.equal(tf.argmax(logits, 1), tf.cast(labels, tf.int64))
     return tf.reduce_mean(tf.cast(right, tf.float32))
+
+
+# --- Problem [algorithm] ------------------------------------------------------
+
+Problem = collections.namedtuple(
+    "Problem",
+    [
+        "start",  # the flat start vector [P], float32
+        "layers",  # a list of Layer
+        "cost",  # cost(output of the last layer, labels): a scalar, the mean
+        "batch",  # batch() returns (images, labels) of the next mini-batch
+        "loss",  # loss(vector, batch): the same of the whole model, not cut
+        "test",  # test(vector) returns the scalars (loss, metric) on the test set
+        "metric",  # what the metric is called: accuracy
+    ],
+)
+# `size` numbers of the start vector; apply(these, input [n, a]) is the output [n, b],
+# b its `outputs`.
+Layer = collections.namedtuple("Layer", "size outputs apply")
+
+
+def build(data, batch_size, seed, worker=0, workers=1):
+    """Returns the `Problem` of one worker, in the graph that is being built."""
+    layers = layers_of(data)
+
+    def test_of(vector):
+        labels = outside(data.y_test)
+        logits = model(layers, vector, outside(data.x_test))
+        return cost(logits, labels), accuracy(logits, labels)
+
+    return Problem(
+        start=initial(layers, data.x_train.shape[1], seed),
+        layers=layers,
+        cost=cost,
+        batch=batches(data, batch_size, seed, worker, workers),
+        loss=lambda vector, batch: cost(model(layers, vector, batch[0]), batch[1]),
+        test=test_of,
+        metric="accuracy",
+    )
+
+
+# --- Batches ------------------------------------------------------------------
+
+
+def batches(data, batch_size, seed, worker=0, workers=1):
+    """Returns the function that returns the next mini-batch of one worker.
+
+    Worker k of N trains on rows k, k + N, k + 2N ...: the shards are disjoint and
+    complete. A batch is x float32 [batch_size, features], y int32 [batch_size].
+    """
+    x, y = data.x_train[worker::workers], data.y_train[worker::workers]
+    warn(data, y, worker)
+    dataset = tf.data.Dataset.from_tensor_slices((outside(x), outside(y)))
+    dataset = dataset.shuffle(len(y), seed=seed + worker).repeat()
+    dataset = dataset.batch(batch_size).prefetch(2)
+    # The end of a session would wait for the tuner's thread, which sleeps up to 10 s.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    iterator = tf.data.make_initializable_iterator(dataset.with_options(options))
+    # The run starts the input with the tables, once per session.
+    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    return iterator.get_next
+
+
+def outside(array):
+    """Returns an array as a tensor, which is not a constant: the graph stays small."""
+    tensor = tf.numpy_function(lambda: array, [], array.dtype)
+    tensor.set_shape(array.shape)
+    return tensor
+
+
+def warn(data, labels, worker):
+    """Prints what training can stand, and what is seldom meant."""
+    if len(lost := np.setdiff1d(data.y_train, labels)):
+        print(f"worker {worker}: none of its {len(labels)} rows is of class {lost[0]}")
+    if worker == 0 and data.x_train.min() >= 0 and 128 <= data.x_train.max() <= 255:
+        print(f"x_train reaches {data.x_train.max():g}: divide pixels by 255")
+
+
+def digits():
+    """Returns sklearn.datasets.load_digits as arrays, shuffled, 360 to test with."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None:
+        raise ValueError("they are in scikit-learn: pip install scikit-learn")
+    path = os.path.dirname(package.origin) + "/datasets/data/digits.csv.gz"
+    table = np.random.default_rng(0).permutation(np.loadtxt(path, delimiter=","))
+    x, y = table[:, :-1].astype(np.float32) / 16, table[:, -1].astype(np.int32)
+    return dict(x_train=x[360:], y_train=y[360:], x_test=x[:360], y_test=y[:360])

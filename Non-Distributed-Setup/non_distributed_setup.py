@@ -52,8 +52,7 @@ def graph(args, center, global_step, batch, loss, last):
 
 def main():
     args = parse_args()
-    task.begin(args, problem)
-    data = task.data(problem, args)
+    data = task.begin(args, problem)
 
     learning = contract.build(problem, data, args)
     center = tf.get_variable("center", initializer=learning.start)
@@ -63,13 +62,16 @@ def main():
         lambda last: graph(args, center, global_step, batch, learning.loss, last)
     )
     test = learning.test(center.read_value())
-
-    # Session: TensorFlow asks `training` for it, which restores or initialises.
     training = Training(args, learning, calls, test)
-    with training, tf.train.MonitoredSession(session_creator=training) as session:
-        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
-        while not training.over:
-            session.run_step_fn(training.step)
+
+    # Begin: w is initialised, or restored from the last checkpoint in LOGDIR.
+    with training:
+        # Loop: a call is up to ten rounds.
+        while training.left > 0:
+            losses, counts = calls.make(training.session, training.left)
+            training.log(losses, counts)  # a line, a checkpoint, when they are due
+        # End: w is tested, and result.json written.
+        training.end()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import flags, heartbeat, memory, rounds, tables, task
+from cluster import flags, memory, ps, rounds, run, tables, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
 import problem
@@ -93,38 +93,38 @@ def graph(args, table, stats, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    ratings = problem.Ratings(args, lambda rows: memory.fit(args, rows))
-    task.begin(args, ratings)
-    data = task.data(ratings, args)
+    data = task.begin(args, problem.Ratings(args, lambda rows: memory.fit(args, rows)))
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        heartbeat.serve(server, args)
+        ps.serve(server, args)  # until the chief says that the run is over
         return memory.say()
 
     # Placement: every worker builds the same graph (between-graph replication). The
     # setter puts variables on the ps, in turn, and all the rest on this worker.
-    device = f"/job:worker/task:{me}"
-    with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
-        learning = problem.build(data, args.batch_size, args.seed, args.l2, me, workers)
-        table = tables.Table(args, learning.rows)  # one slice on each ps
+    setter = tf.train.replica_device_setter(cluster=spec, worker_device=args.device)
+    with tf.device(setter):
+        learning = problem.build(data, args, me, workers)
+        table = tables.Table(args, learning.start.shape[0])  # one slice on each ps
         stats = Stats(args)
         loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = rounds.Calls(lambda last: graph(args, table, stats, batch, loss, last))
-        test = learning.test(table.lookup)
+        test, saver = learning.test(table.lookup), tables.Saver(table)
+    training = run.Run(args, server, learning, stats, calls, test, saver)
+    training.extra = lambda session: table.traffic(stats.summary(session))
 
-    # Session: it waits for the tasks that pass its filters, not for other workers.
-    # When a ps was lost TensorFlow asks `training` for a new one.
-    config = tf.ConfigProto(device_filters=["/job:ps", device])
-    training = tables.Run(
-        args, server.target, config, stats, table, learning, calls, test
-    )
-    with training, tf.train.MonitoredSession(session_creator=training) as session:
-        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
-        while not training.over:
-            session.run_step_fn(training.step)
+    # Begin: the chief initialises w, or restores it; the others wait for that.
+    with training:
+        # Loop: a call is up to ten rounds. If a ps is lost in here, all go on from the
+        # last checkpoint.
+        while training.left > 0:
+            with training.recovering():
+                losses, counts = calls.make(training.session, training.left)
+                training.log(losses, counts)  # a line, a checkpoint, when they are due
+        # End: all workers report; the chief tests w and writes result.json.
+        training.end()
     memory.say()
 
 

@@ -5,7 +5,7 @@ mean rating. The file to replace with a problem of your own. A script calls:
 
     ratings = Ratings(args)                                 from the flags
     data = ratings.load(name, workers)                      before anything starts
-    learning = build(data, batch_size, seed, l2, worker, workers)    in the graph
+    learning = build(data, args, worker, workers)           in the worker's graph
 
 `load` raises ValueError with a sentence for whoever gave the name. The schemes see one
 table of rows, those of the users first, then those of the items; `loss` gets only the
@@ -30,13 +30,11 @@ Data = collections.namedtuple("Data", "x_train y_train x_test y_test rows mean")
 Problem = collections.namedtuple(
     "Problem",
     [
-        "rows",  # rows of the table
+        "start",  # the shape of the table w [rows, d], a tf.TensorSpec
         "batch",  # batch() returns (x [B, 2], y [B]) of this worker's next mini-batch
         "loss",  # loss(w[x] [B, 2, d], batch) is the scalar that is minimized
-        "test",  # test(lookup) returns (loss, metric) on the test set, and a feed
+        "test",  # test(lookup) returns the scalars (loss, metric) on the test set
         "metric",  # what the metric is called: rmse
-        "initializer",  # the operation that starts the input, once per session
-        "feed",  # what `initializer` is fed, so that the data is not in the graph
     ],
 )
 
@@ -210,14 +208,14 @@ def _finite(values, what):
 
 
 def batches(data, batch_size, seed, worker=0, workers=1):
-    """Returns the mini-batches of one worker as (iterator, feed).
+    """Returns the function that returns the next mini-batch of one worker.
 
     Worker k of N has ratings k, k + N, k + 2N ..., in another order in each epoch; what
     is left of an epoch when the last whole mini-batch is drawn is not used in it.
     """
     x, y = data.x_train[worker::workers], data.y_train[worker::workers]
     whole = len(y) // batch_size * batch_size
-    ids, values = tf.placeholder(x.dtype, x.shape), tf.placeholder(y.dtype, y.shape)
+    ids, values = outside(x), outside(y)
 
     def epoch(number):
         key = tf.stack([tf.constant(seed + worker, tf.int64), number])
@@ -236,37 +234,38 @@ def batches(data, batch_size, seed, worker=0, workers=1):
     iterator = tf.data.make_initializable_iterator(
         dataset.prefetch(2).with_options(options)
     )
-    return iterator, {ids: x, values: y}
+    # The run starts the input with the tables, once per session.
+    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    return iterator.get_next
+
+
+def outside(array):
+    """Returns an array as a tensor, which is not a constant: the graph stays small."""
+    tensor = tf.numpy_function(lambda: array, [], array.dtype)
+    tensor.set_shape(array.shape)
+    return tensor
 
 
 # --- Model --------------------------------------------------------------------
 
 
-def build(data, batch_size, seed, l2=0.0, worker=0, workers=1):
+def build(data, args, worker=0, workers=1):
     """Returns the `Problem` of one worker, in the graph that is being built."""
-    iterator, feed = batches(data, batch_size, seed, worker, workers)
+    batch = batches(data, args.batch_size, args.seed, worker, workers)
 
     def loss(rows, batch):
         # mean of ½ (μ + w_u · w_i − r)² + λ/2 (|w_u|² + |w_i|²)
         squares = 0.5 * _error(rows, batch, data.mean) ** 2
-        return tf.reduce_mean(squares + l2 / 2 * tf.reduce_sum(rows**2, [1, 2]))
+        return tf.reduce_mean(squares + args.l2 / 2 * tf.reduce_sum(rows**2, [1, 2]))
 
     def test(lookup):
-        ids = tf.placeholder(data.x_test.dtype, data.x_test.shape)
-        values = tf.placeholder(data.y_test.dtype, data.y_test.shape)
+        ids, values = outside(data.x_test), outside(data.y_test)
         error = _error(lookup(ids), (ids, values), data.mean)
         mean = tf.reduce_mean(error**2)
-        return (0.5 * mean, tf.sqrt(mean)), {ids: data.x_test, values: data.y_test}
+        return 0.5 * mean, tf.sqrt(mean)
 
-    return Problem(
-        rows=data.rows,
-        batch=iterator.get_next,
-        loss=loss,
-        test=test,
-        metric="rmse",
-        initializer=iterator.initializer,
-        feed=feed,
-    )
+    start = tf.TensorSpec([data.rows, args.rank])
+    return Problem(start, batch, loss, test, "rmse")
 
 
 def _error(rows, batch, mean):

@@ -18,10 +18,10 @@ Run: bash run.sh
 
 # --- Imports [algorithm] -----------------------------------------------------
 
-from cluster import contract, flags, lockstep, membership, rounds, task, units
+from cluster import contract, flags, lockstep, membership, rounds, run, task, units
+from cluster import sharded as peers
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.lockstep import Stats
-from cluster.sharded import Run
 from cluster.shards import Ring
 import problem
 
@@ -77,6 +77,7 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
             loss,
             batch(),
             center.units,
+            held,
             lambda unit: center.weights(held, unit),
             ring.reduce_scatter if args.stage else ring.mean,
         )
@@ -98,21 +99,21 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
 
 def main():
     args = parse_args()
-    task.begin(args, problem)
+    data = task.begin(args, problem)
     membership.gather(args)
     me, workers = args.task_index, len(args.worker_hosts)
-    data = task.data(problem, args)
 
     # Cluster and server: every worker knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"worker": args.worker_hosts})
     config = Ring.config(me)
     server = tf.train.Server(spec, job_name="worker", task_index=me, config=config)
+    peers.serve(server, args)  # the chief knows who is there, in place of a ps
 
     # Placement: every worker has the whole model, and builds the same graph as others.
-    with tf.device(f"/job:worker/task:{me}"):
+    with tf.device(args.device):
         learning = contract.build(problem, data, args, me, workers)
         ring = Ring(args)
-        center, stats = ring.center(learning), Stats(args)
+        stats, center = Stats(args), ring.center(learning)
         shared = state(args, center, stats)
         loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = lockstep.Calls(
@@ -120,14 +121,20 @@ def main():
             ring,
         )
         test = learning.test(center.read_value())
+        training = run.Run(args, server, learning, stats, calls, test)
+        group = peers.Peers(training, ring, calls)
 
-    # Session: each worker has its own; it sees this worker and the chief.
-    parts = server.target, config, stats, ring, learning, calls, test
-    training = Run(args, *parts)
-    with training, tf.train.MonitoredSession(session_creator=training) as session:
-        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
-        while not training.over:
-            session.run_step_fn(training.step)
+    # Begin: the chief initialises w, or restores it, and all get it from there.
+    with training:
+        group.begin()
+        # Loop: a call is up to ten rounds. If a worker is lost in here, all begin
+        # again, and go on from the last checkpoint.
+        while training.left > 0:
+            with group.together():
+                losses, counts = calls.make(training.session, training.left)
+                group.log(losses, counts)  # a line, a checkpoint, when they are due
+        # End: all compare and report; the chief tests w and writes result.json.
+        group.end()
 
 
 if __name__ == "__main__":

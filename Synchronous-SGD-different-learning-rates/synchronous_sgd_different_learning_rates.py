@@ -15,7 +15,7 @@ Run: bash run.sh
 
 # --- Imports [algorithm] -----------------------------------------------------
 
-from cluster import contract, flags, heartbeat, rounds, run, sync, task
+from cluster import contract, flags, ps, rounds, run, sync, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
 import problem
@@ -49,7 +49,7 @@ def parse_args(argv=None):
 
 
 def state(args, center, stats):
-    """Returns what the rounds share: the barrier on ps 0, with a sum on each ps."""
+    """Returns what the rounds share: the barrier on ps 0, with a mean on each ps."""
     return sync.Barrier(args, center, stats)
 
 
@@ -77,21 +77,15 @@ def graph(args, center, stats, shared, batch, loss, last):
         pushed = rounds.push(scaled, center)
         counted = step.offer(t, pushed, args.batch_size, pulled)
 
+    # w ← w − N mean   (ps: each for its piece, once it has the mean of all N)
     with tf.name_scope("update"):
-        # sum ← sum + η_k g_k   (ps: each for its piece)
-        def add(total, g):
-            return total.assign_add(g, read_value=False)
 
-        added = step.add(pushed, counted.applied, add)
-        complete = step.complete(added, counted.applied)
+        def rule(w, mean):
+            total = args.replicas_to_aggregate * mean
+            return w.assign_sub(total, read_value=False)
 
-        # w ← w − sum   (ps, when the sum has all N; the next begins at 0)
-        def rule(w, total):
-            return w.assign_sub(total.read_value(), read_value=False)
-
-        update = step.move(center, complete, rule)
-        opened = step.open_next(update, complete)
-    return rounds.Round(value, counted, opened)
+        update = step.update(center, pushed, rule)
+    return rounds.Round(value, counted, update)
 
 
 # --- Worker and ps -----------------------------------------------------------
@@ -100,19 +94,18 @@ def graph(args, center, stats, shared, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    task.begin(args, problem)
-    data = task.data(problem, args)
+    data = task.begin(args, problem)
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return heartbeat.serve(server, args)
+        return ps.serve(server, args)  # until the chief says that the run is over
 
     # Placement: every worker builds the same graph (between-graph replication). The
     # setter puts variables on the ps, in turn, and all the rest on this worker.
-    device = f"/job:worker/task:{me}"
-    with tf.device(tf.train.replica_device_setter(cluster=spec, worker_device=device)):
+    setter = tf.train.replica_device_setter(cluster=spec, worker_device=args.device)
+    with tf.device(setter):
         learning = contract.build(problem, data, args, me, workers)
         pieces = tf.fixed_size_partitioner(len(args.ps_hosts))  # one on each ps
         center = tf.get_variable(
@@ -125,15 +118,18 @@ def main():
             lambda last: graph(args, center, stats, shared, batch, loss, last)
         )
         test = learning.test(center.as_tensor())
+    training = run.Run(args, server, learning, stats, calls, test)
 
-    # Session: it waits for the tasks that pass its filters, not for other workers.
-    # When a ps was lost TensorFlow asks `training` for a new one.
-    config = tf.ConfigProto(device_filters=["/job:ps", device])
-    training = run.Run(args, server.target, config, stats, learning, calls, test)
-    with training, tf.train.MonitoredSession(session_creator=training) as session:
-        # Loop: a step is about a second of rounds, then log, curves, checkpoint, end.
-        while not training.over:
-            session.run_step_fn(training.step)
+    # Begin: the chief initialises w, or restores it; the others wait for that.
+    with training:
+        # Loop: a call is up to ten rounds. If a ps is lost in here, all go on from the
+        # last checkpoint.
+        while training.left > 0:
+            with training.recovering():
+                losses, counts = calls.make(training.session, training.left)
+                training.log(losses, counts)  # a line, a checkpoint, when they are due
+        # End: all workers report; the chief tests w and writes result.json.
+        training.end()
 
 
 if __name__ == "__main__":

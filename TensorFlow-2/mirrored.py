@@ -62,8 +62,7 @@ def main():
     add("--devices", type=flags.positive_int, default=2, help="N, copies")
     args = flags.parse(parser)
     args.worker_hosts *= args.devices  # the data has a shard for each
-    task.begin(args, problem)
-    data, names = task.data(problem, args), devices(args.devices)
+    data, names = task.begin(args, problem), devices(args.devices)
     strategy = tf.distribute.MirroredStrategy(
         names, tf.distribute.ReductionToOneDevice()
     )
@@ -77,19 +76,17 @@ def main():
         lambda k: shards[k].batch(),
         shards[0].loss,
     )
-    test, feed = shards[0].test(center.read_value())
-    if args.check:
-        task.end_check()
+    test = shards[0].test(center.read_value())
     with tf.Session(config=session_config(names)) as session:
         session.run(tf.global_variables_initializer())
-        for shard in shards:
-            session.run(shard.initializer, shard.feed)
+        for operations in contract.begin():
+            session.run(operations)
         train = session.make_callable(value)
         for step in range(1, args.steps + 1):
             mean = train()
             if step % max(1, args.steps // 10) == 0:
                 print(f"step {step}/{args.steps}  loss {mean:.4f}")
-        _, accuracy = session.run(test, feed)
+        _, accuracy = session.run(test)
         print(f"test accuracy {accuracy:.4f} after {args.steps} steps")
 
 

@@ -15,7 +15,7 @@ import json
 import os
 import time
 
-from cluster import contract, flags, task
+from cluster import flags, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import problem
 
@@ -84,11 +84,7 @@ def training(args, mirrored, center, shapes, dataset):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    task.begin(args, problem)
-    data = task.data(problem, args)
-    if args.check:  # the strategy would wait for the other workers
-        contract.build(problem, data, args, me, workers)
-        task.end_check()
+    data = task.begin(args, problem)
     tf.enable_eager_execution()
     mirrored = strategy()
     shapes = problem.shapes_of(data)

@@ -17,17 +17,10 @@ Run: bash run.sh
 
 import time
 
-from cluster import contract, flags, heartbeat, task
+from cluster import flags, ps, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
-from cluster.coordinator import (
-    ROOM,
-    Checkpoints,
-    Log,
-    ends_all,
-    print_placement,
-    wait_for_all,
-)
 import problem
+from coordinator import ROOM, Checkpoints, Log, begin, ends_all, print_placement
 
 THREADS = 8  # of a server, for operations that run at the same time
 JOIN = 1.0  # about so many seconds are from one join to the next
@@ -47,10 +40,8 @@ def parse_args(argv=None):
 
 
 def connect(args, spec):
-    """Returns the strategy and the coordinator, once all other tasks are there."""
+    """Returns the strategy and the coordinator of a cluster that is there."""
     import tensorflow as tf2
-
-    wait_for_all(args)
 
     def pieces(shape, dtype, **_):  # w in even pieces, one on each ps; counters whole
         count = len(args.ps_hosts) if dtype.is_floating else 1
@@ -166,20 +157,19 @@ def coordinate(args, data, spec):
 
 def main():
     args = parse_args()
-    task.begin(args, problem)
-    data = task.data(problem, args)
-    if args.check:  # the coordinator would wait for the other tasks
-        contract.build(problem, data, args)
-        task.end_check()
+    data = task.begin(args, problem)
+    # From here on only the ps are needed: who does without a worker is TensorFlow.
+    args.one_client = False
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     # A step waits in several threads at once: with one core there would be too few.
     config = tf.ConfigProto(inter_op_parallelism_threads=THREADS)
     server = tf.train.Server(spec, args.job_name, args.task_index, config=config)
     if data is None:  # a ps, or a worker that is not the coordinator
-        return heartbeat.serve(server, args)
+        return ps.serve(server, args)
     tf.enable_eager_execution()
     # The servers of TensorFlow would serve for ever: at the end they are sent away.
     with ends_all(args, server):
+        begin(args, server)
         coordinate(args, data, spec)
 
 

@@ -136,8 +136,8 @@ def graphs(tf, script, args, spec, elements, pieces=1):
                 last,
             )
         )
-        many = max(calls.sizes)
-        parts = {"pull": rounds.pull(center), "round": calls.fetch(many)}
+        many = max(calls.fetches)
+        parts = {"pull": rounds.pull(center), "round": calls.fetches[many]}
         # Of the worker's own, so that nothing is sent.
         own = dict(trainable=False, collections=["own"], use_resource=True)
         with tf.device(device):
@@ -165,13 +165,10 @@ def graphs(tf, script, args, spec, elements, pieces=1):
             applied,
             lambda w, g: w.assign_sub(1e-9 * g, read_value=False),
         )
-        incarnation = stats.incarnation
         first = [
             [tf.global_variables_initializer()],
             [tf.variables_initializer(tf.get_collection("own"))],
-            [incarnation.close()],
-            [incarnation.open("", stats.prepare())],
-            incarnation.join("benchmark"),
+            [stats.open()],
         ]
     return parts, many, first
 

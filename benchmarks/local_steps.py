@@ -35,7 +35,7 @@ def main():
     train = weights.assign(moved, read_value=False)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        session.run(learning.initializer, learning.feed)
+        session.run(tf.tables_initializer())
         one_round = session.make_callable(train)
         for _ in range(20):
             one_round()

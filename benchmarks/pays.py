@@ -167,12 +167,12 @@ def tester(more, data="digits"):
     with emulated.silence(), tf.Graph().as_default():
         learning = problem.build(problem.load(data), 1, 0)
         vector = tf.placeholder(tf.float32, learning.start.shape)
-        tensors, feed = learning.test(vector)
+        tensors = learning.test(vector)
         session = tf.Session()
 
     def test(weights):
         with emulated.silence():
-            found = session.run(tensors, {**feed, vector: weights})
+            found = session.run(tensors, {vector: weights})
         return tuple(map(float, found))
 
     return test

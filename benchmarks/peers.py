@@ -101,7 +101,7 @@ SCALED = {
 }
 
 # Worker k has the k-th part of the rows, sorted by label.
-LOAD = "    data = task.data(problem, args)\n"
+LOAD = "    me, workers = args.task_index, len(args.worker_hosts)\n"
 BY_LABEL = (
     LOAD,
     LOAD + "    order = data.y_train.argsort(kind='stable')\n"

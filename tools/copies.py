@@ -4,13 +4,12 @@
     python tools/copies.py --write      makes them so, and renews the pages (pages.py)
 
 A folder has the files that its scripts and its run.sh need, directly or not, of those
-in `SHARED`, and no others: the same bytes as in the reference, or in the first folder
-that needs a module of `cluster/` which the reference does not. A script has the
-sections of its family's reference, a run.sh with a shared section has that one. Only a
-section whose line of dashes says `[algorithm]` is a scheme's own (sections.py); a
-`problem.py` that has one has the other sections of the usual one. Which folders there
-are, and of which family, says registry.py. There is no list of exclusions: an idea is
-marked where it stands.
+in originals/, and no others: the same bytes. A script has the sections of its family's
+reference, a run.sh with a shared section has that of originals/run.sh. Only a section
+whose line of dashes says `[algorithm]` is a scheme's own (sections.py); a `problem.py`
+that has one has the other sections of the usual one. Which folders there are, and of
+which family, says registry.py. There is no list of exclusions: an idea is marked where
+it stands.
 """
 
 import argparse
@@ -28,7 +27,7 @@ import registry
 from registry import script_of
 from sections import read, split
 
-REFERENCE = registry.FAMILIES["ps"].reference  # where to edit what all folders share
+ORIGINALS = "originals"  # where to edit what folders share
 # Copies as a whole, as all of cluster/ is.
 WHOLE = ("problem.py", "datasets.py", "launch.py")
 SHARED = re.compile(rf"\b(cluster/\w+\.py|{'|'.join(map(re.escape, WHOLE))})\b")
@@ -112,17 +111,17 @@ def given(root: Path, example: registry.Example) -> dict[str, str]:
         found[script_of(example.folder)] = script
         found["problem.py"] = f"{family.problem}/problem.py"
     if found or titles(read(root / example.folder / "run.sh")):
-        found["run.sh"] = f"{REFERENCE}/run.sh"
+        found["run.sh"] = f"{ORIGINALS}/run.sh"
     return found
 
 
-def needed(root: Path, example: registry.Example, texts: dict[str, str]) -> set[str]:
-    """Returns the shared files that an example needs, whose `texts` are given."""
+def needed(root: Path, example: registry.Example) -> set[str]:
+    """Returns the shared files that an example needs."""
     folder, originals, found = root / example.folder, given(root, example), set()
     waiting = {path.name for path in folder.glob("*.py")} - {*WHOLE} | {"run.sh"}
     while waiting:
         name = waiting.pop()
-        text = texts.get(name, read(folder / name))
+        text = read((root / ORIGINALS if SHARED.fullmatch(name) else folder) / name)
         if name in originals:
             text = as_copy(name, read(folder / name), read(root / originals[name]))
         new = uses(name, text) - found
@@ -132,35 +131,27 @@ def needed(root: Path, example: registry.Example, texts: dict[str, str]) -> set[
 
 
 def sources(root: Path) -> dict[str, str]:
-    """Returns the original of each file that has one, by path; an original's is itself.
+    """Returns the original of each file that has one, by path.
 
     It is "" for a file that should not be there: nothing in its folder needs it.
     """
-    examples = [e for e in registry.EXAMPLES if (root / e.folder).is_dir()]
-    examples.sort(key=lambda example: example.folder != REFERENCE)
-    have, texts, needs, found = {}, {}, {}, {}
-    for folder in [root / example.folder for example in examples]:
+    found = {}
+    for example in [e for e in registry.EXAMPLES if (root / e.folder).is_dir()]:
+        folder = root / example.folder
         paths = [folder / name for name in WHOLE] + sorted(folder.glob("cluster/**/*"))
-        have[folder.name] = {
-            path.relative_to(folder).as_posix(): read(path)
+        have = {
+            path.relative_to(folder).as_posix()
             for path in paths
             if path.is_file() and "__pycache__" not in path.parts
         }
-        texts = {**have[folder.name], **texts}
-    for example in examples:
-        folder = example.folder
         try:
-            needs[folder] = needed(root, example, texts)
+            needs = needed(root, example)
         except SyntaxError:  # which is a finding of its own; nothing is to be removed
-            needs[folder] = set(have[folder])
-    for example in examples:
-        folder = example.folder
-        for name in sorted({*have[folder], *needs[folder]}):
-            first = [f for f in have if name in have[f]] + [REFERENCE]
-            first.sort(key=lambda f, name=name: name not in needs[f])
-            there = f"{first[0]}/{name}"
-            found[f"{folder}/{name}"] = there if name in needs[folder] else ""
-        found |= {f"{folder}/{x}": y for x, y in given(root, example).items()}
+            needs = have
+        for name in sorted(have | needs):
+            there = f"{ORIGINALS}/{name}" if name in needs else ""
+            found[f"{example.folder}/{name}"] = there
+        found |= {f"{example.folder}/{x}": y for x, y in given(root, example).items()}
     return found
 
 
@@ -187,6 +178,8 @@ def compare(path: str, text: str, there: str, original: str) -> list[str]:
     name = path.partition("/")[2]
     if not text:
         return [f"{path}: missing, the original is {there}"]
+    if not original:
+        return [f"{path}: its original is not there: {there}"]
     if not whole(name, text) and titles(text) != titles(original):
         return [f"{path}: its sections are {titles(text)}, wanted {titles(original)}"]
     pairs = itertools.zip_longest(
@@ -214,7 +207,8 @@ def registered(root: Path) -> Iterator[str]:
             yield f"{example.folder}/: there is no family {example.family}"
         names.add(example.folder)
     there = {path.parent.name for mark in marks for path in root.glob(f"*/{mark}")}
-    yield from (f"{folder}/: not in the registry" for folder in sorted(there - names))
+    for folder in sorted(there - names - {ORIGINALS}):
+        yield f"{folder}/: not in the registry"
 
 
 def check_script(example: registry.Example, text: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ import sys
 # sections the others repeat, `problem` the one whose problem.py they do. `whole` says
 # that it is programs, which have no parent.
 Family = collections.namedtuple(
-    "Family", "reference problem whole", defaults=["Distributed-Setup", False]
+    "Family", "reference problem whole", defaults=["originals", False]
 )
 FAMILIES = {
     "single": Family("Non-Distributed-Setup"),
@@ -373,7 +373,7 @@ ENGINES = [
     Engine(
         "Slurm",
         "starts the tasks with srun in a batch job, and requeues a failed job.",
-        "`srun`, a task per task",
+        "`srun`, which starts each task",
         "`job.sbatch` requeues the job, `MAX_RESTARTS` times; Slurm, if a node fails",
         "`sbatch --ntasks=3 job.sbatch ...`",
         "Slurm 22.05.8, 2026-11-22",

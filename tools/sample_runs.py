@@ -46,7 +46,11 @@ def run(folder: Path, seed: int) -> tuple[list[str], dict]:
         text = done.stdout.replace(logdir, "LOGDIR")
         result = json.loads((Path(logdir) / "result.json").read_text())
     # As somebody sees it who is in the folder, after the set-up of the root.
-    text = re.sub(r"curves: .* --log", "curves: ../.venv/bin/tensorboard --log", text)
+    text = re.sub(
+        r"curves: .* --log",
+        "curves: ../.venv/bin/python -m tensorboard.main --log",
+        text,
+    )
     text = re.sub(r"try it: \S+", "try it: ../.venv/bin/python", text)
     text = re.sub(r"(try it: \S+) \S*predict", r"\1 predict", text)
     lines = text.splitlines()

@@ -10,18 +10,15 @@ import time
 
 import numpy as np
 
-from cluster import task
 from cluster import tensorflow_v1 as tf
 from cluster.task import Failure
 
 SIZES = (1, 3, 10)  # rounds of a call: the most that CALL allows
 CALL = 1.0  # seconds that a call may take, so that log and Ctrl-C are not far
-CHEAP = 10.0  # seconds in which more rounds may be built at once
-LOOK = 1.0  # about so many seconds are between two looks at log, curves and checkpoint
+CHEAP = 10.0  # seconds that the rounds of a call may take to build and prepare
 
-# What became of a push: applied, too late for its step, after the last update, or
-# made by a worker that has not joined this incarnation.
-APPLIED, LATE, OVER, NOT_JOINED = 1, 0, -1, -2
+# What became of a push: applied, too late for its step, or after the last update.
+APPLIED, LATE, OVER = 1, 0, -1
 
 # What ps 0 says of a push, scalars there: the number of its update, from 0; how many
 # updates came between pull and push; whether it is to be applied. `packed` is for the
@@ -144,8 +141,8 @@ def gradient(value, vector):
     """
     (found,) = tf.gradients(value, vector)
     if found is None:
-        text = "problem.py: loss() has no gradient with respect to the vector"
-        raise Failure(text)
+        text = "does not depend on the vector: there is nothing to train"
+        raise Failure(f"problem.py: loss() {text}")
     return tf.convert_to_tensor(found)
 
 
@@ -161,7 +158,8 @@ def slowed(loss, args):
     def slow_loss(vector, batch):
         sleep = tf.py_func(lambda _: time.sleep(seconds), [vector[0]], [])
         with tf.control_dependencies([sleep]):
-            return loss(tf.nest.map_structure(tf.identity, vector), batch)
+            late = tf.nest.map_structure(tf.identity, vector)
+        return loss(late, batch)
 
     return slow_loss
 
@@ -173,41 +171,26 @@ def counted_alone(step):
 
 
 class Calls:
-    """Rounds that are built one after the other, and the loop that calls them.
+    """Rounds that are built one after the other, and called together.
 
     To build ten rounds, and to have TensorFlow prepare them, takes ten times as long as
-    one: minutes for a long recurrent model. If that is over CHEAP seconds, training
-    begins with one round a call, and more are built when it has gone on for as long.
+    one: minutes for a long recurrent model. If that is over CHEAP seconds, a call is
+    one round.
     """
 
     def __init__(self, one_round, sizes=SIZES):
         """`one_round(last)` builds a round that comes after the `last` one."""
-        self.one_round, self.sizes = one_round, sizes
-        self.built, self.fetches, self.graph = [FIRST], {}, tf.get_default_graph()
-        mark = tf.no_op("calls")  # what is built later has the same scope and device
-        self.scope, self.device = mark.name.rpartition("calls")[0], mark.device
-        self.seconds = CALL  # of a round in the call before
-        self.called = set()  # the sizes of calls that TensorFlow has prepared
-        self.trained, began = 0.0, time.monotonic()
-        self.fetch(sizes[0])
-        # Seconds that one more round costs: TensorFlow prepares it about as long.
-        self.cost = 2 * (time.monotonic() - began) / sizes[0]
-        for size in sizes if sizes[-1] * self.cost < CHEAP else ():
-            self.fetch(size)
-
-    def fetch(self, size):
-        """Returns what a call of `size` rounds fetches; builds what is not there yet.
-
-        It is the losses [size], the counts [size, 3], and what the call waits for.
-        """
-        with self.graph.as_default(), tf.device(self.device):
-            for number in range(len(self.built) - 1, size):
-                with tf.name_scope(f"{self.scope}round_{number}/"):
-                    self.built.append(self.one_round(self.built[-1]))
-            if size not in self.fetches:
-                with tf.name_scope(f"{self.scope}calls_{size}/"):
-                    self.fetches[size] = self._fetch(self.built[1 : size + 1])
-        return self.fetches[size]
+        self.seconds, began = CALL, time.monotonic()  # of a round in the call before
+        self.session, self.calls, self.fetches, built = None, {}, {}, [FIRST]
+        for size in sizes:
+            for number in range(len(built) - 1, size):
+                with tf.name_scope(f"round_{number}"):
+                    built.append(one_round(built[-1]))
+            with tf.name_scope(f"calls_{size}"):
+                self.fetches[size] = self._fetch(built[1 : size + 1])
+            # TensorFlow prepares a round for about as long as it took to build.
+            if 2 * (time.monotonic() - began) * sizes[-1] / size > CHEAP:
+                break
 
     @staticmethod
     def _fetch(built):
@@ -223,62 +206,39 @@ class Calls:
 
     def size(self, left):
         """Returns the rounds of the next call, fewer if they are long or the last."""
-        fit = [n for n in self.sizes if n <= left and n * self.seconds <= CALL]
-        pay = [n for n in fit if n * self.cost < max(CHEAP, self.trained)]
-        return max(pay, default=1)
+        fit = [n for n in self.fetches if n <= left and n * self.seconds <= CALL]
+        return max(fit, default=1)
 
-    def make(self, session, left, report):
-        """Makes rounds for about a second, or until no update is `left` to make.
+    def make(self, session, left):
+        """Makes rounds in one call; `left` is how many updates are left to make.
 
-        `report` is told of them. Returns how many updates are left. Raises an error of
-        TensorFlow's if a task was lost, and Failure if a loss is not finite.
+        Returns losses [n] and counts [n, 3] of its n rounds. Raises an error of
+        TensorFlow's if a task was lost.
         """
-        calls, began, now = {}, time.monotonic(), None
-        while left > 0:
-            size = self.size(left)
-            # So a look is at most half a call too early, or too late.
-            if now and now - began + size * self.seconds / 2 > LOOK:
-                break
-            if size not in calls:
-                calls[size] = self.prepare(session, size)
-            losses, counts, _ = self.timed(calls[size], size)
-            now = time.monotonic()
-            left = updates_left(losses, counts, report.args)
-            report.rounds(losses, counts)
-        return left
+        return self.call(session, self.size(left))
 
-    def prepare(self, session, size):
-        """Returns the function that makes a call of `size` rounds."""
-        if size not in self.fetches:
-            task.doing(f"building the graph of {size} rounds")
-        call = session.make_callable(self.fetch(size))
-        # TensorFlow prepares the graph in the first call; a later one may wait for
-        # other workers.
-        if size not in self.called:
-            task.doing(f"preparing the graph of {size} round{'s' * (size > 1)}")
-        return call
-
-    def timed(self, call, size):
-        """Returns what `call()` returns; notes how long its `size` rounds took."""
+    def call(self, session, size):
+        """Makes a call of `size` rounds, as `make` does."""
+        if session is not self.session:
+            self.session = session
+            self.calls = {n: session.make_callable(f) for n, f in self.fetches.items()}
         began = time.monotonic()
-        made = call()
-        seconds = time.monotonic() - began
-        task.doing(None)
-        self.called.add(size)
-        self.trained += seconds
-        self.seconds = seconds / size
-        return made
+        try:
+            losses, counts, _ = self.calls[size]()
+        except tf.errors.OutOfRangeError as error:
+            text = "the input has come to an end: batch() of problem.py has to repeat"
+            raise Failure(text) from error
+        self.seconds = (time.monotonic() - began) / size
+        return losses, counts
 
 
 def updates_left(losses, counts, args):
     """Returns how many updates are left to make after the rounds of a call.
 
-    `losses` [n] and `counts` [n, 3] are what `Calls` fetches. Raises AbortedError if
-    this worker has to join again, Failure if a loss is not finite.
+    `losses` [n] and `counts` [n, 3] are what `Calls.make` returns. Raises Failure if a
+    loss is not finite.
     """
     steps, _, became = counts.T
-    if NOT_JOINED in became:
-        raise tf.errors.AbortedError(None, None, "the chief has restored the model")
     wrong = np.flatnonzero(~np.isfinite(losses) & (became != OVER))
     if len(wrong):
         raise Failure(

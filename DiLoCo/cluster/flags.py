@@ -4,24 +4,23 @@ Scripts call it first. Every mistake ends in one sentence on stderr and status 2
 """
 
 import argparse
-import difflib
-import glob
-import hashlib
+import contextlib
+import json
 import math
 import os
 import re
 import sys
 import time
+import zlib
 
-from cluster import addresses
+import cluster
+from cluster import addresses, task
+from cluster import tensorflow_v1 as tf
 from cluster.task import fail
 
-SAME_RUN = 600  # seconds: by hand, a run's tasks are started within
-# What run.sh takes from the environment: see launch.py.
-KNOBS = ("NUM_PS", "NUM_WORKERS", "BASE_PORT", "OPEN_PORTS", "LOGDIR", "TIMEOUT")
-KNOBS += ("MAX_RESTARTS", "DRY_RUN", "PYTHON")
-# A flag with several values has a plural name. Here a space stands beside a comma.
-SPACED = re.compile(r"(--\w+s)[ =](\S+(?:(?:, +| +,) *[^-\s,]\S*)+)")
+# Flags that may differ from task to task: who it is, where it writes, how it waits.
+OWN = ("job_name", "task_index", "address", "logdir", "check", "save_seconds")
+OWN += ("patience", "slow_workers", "device", "lines")
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawTextHelpFormatter):
@@ -35,29 +34,8 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawTextHelpFormatte
 class _Parser(argparse.ArgumentParser):
     jobs = ()  # that a task may have; none where there is one process
 
-    def parse_args(self, args=None, namespace=None):
-        cut = SPACED.search(" ".join(sys.argv[1:] if args is None else args))
-        if cut:
-            flag, value = cut.groups()
-            whole = value.replace(" ", "")
-            fail(f"{flag} {value}: leave out the spaces, as in {flag} {whole}")
-        return super().parse_args(args, namespace)
-
     def error(self, message):
-        unknown = re.match(r"unrecognized arguments: -*([\w-]+)", message)
-        fail(message + (self._meant(unknown[1]) if unknown else ""))
-
-    def _meant(self, name):
-        """Returns half a sentence: what somebody may have meant by an unknown flag."""
-        name = name.lower().replace("-", "_")
-        flags = [a.option_strings[-1] for a in self._actions if a.option_strings]
-        known = {**{k.lower(): k for k in KNOBS}, **{f[2:]: f for f in flags}}
-        longer = [k for k in known if k.startswith(name) and known[k] in flags]
-        near = difflib.get_close_matches(name, known, 1, 0.75)
-        found = known[longer[0]] if len(longer) == 1 else near and known[near[0]]
-        if not found or found in flags:
-            return f"; did you mean {found}?" if found else ""
-        return f"; {found} is set before the command: {found}=... bash run.sh"
+        fail(message)
 
 
 # The flag that names the data, its default, and what can be named.
@@ -66,6 +44,9 @@ DATA = (["--data"], "digits", "the data: digits, mnist, fashion_mnist or FILE.np
 
 def strict(doc):
     """Returns an argument parser without flags; a mistake is one sentence."""
+    for screen in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # it is closed, or of another kind
+            screen.reconfigure(errors="backslashreplace")  # where η is no character
     return _Parser(description=doc, formatter_class=_Help, allow_abbrev=False)
 
 
@@ -88,12 +69,7 @@ def parser(scheme, doc, data=DATA):
         help="where logs, checkpoints and result.json go; a run that has a checkpoint "
         "there\ngoes on from it (if not given: a new directory in logdir/)",
     )
-    add(
-        "--save_seconds",
-        type=positive,
-        default=30,
-        help="seconds between checkpoints",
-    )
+    add("--save_seconds", type=positive, default=30, help="seconds between checkpoints")
     add("--patience", type=positive, default=60, help="seconds to wait for an answer")
     add("--check", action="store_true", help="check flags, data and model, and end")
     # A line every tenth of the way, and when 1, 2, 4, 8, 10 s had none.
@@ -154,8 +130,8 @@ def parse(parser, argv=None):
     """Returns the checked flags; ends the program with status 2 at the first mistake.
 
     In a script with cluster flags `args.ps_hosts` and `args.worker_hosts` are lists
-    afterwards, and `args.address` is where this task serves. Without any of the flags
-    that say this the cluster is read from TF_CONFIG.
+    afterwards, `args.address` is where this task serves, and `args.device` its name in
+    the cluster. Without any of the flags that say this TF_CONFIG is read.
     """
     args = parser.parse_args(argv)
     try:
@@ -164,20 +140,13 @@ def parse(parser, argv=None):
         else:
             args.job_name, args.task_index, args.address = "worker", 0, None
             args.ps_hosts, args.worker_hosts = [], ["this process"]
+        if args.check and args.job_name != "worker":  # it has no graph: the chief has
+            args.job_name, args.task_index = "worker", 0
+        args.device = addresses.device(args.job_name, args.task_index)
+        default = os.path.join("logdir", time.strftime("%Y-%m-%d_%H-%M-%S"))
+        args.logdir = directory(args.logdir or os.environ.get(task.AFTER) or default)
     except ValueError as error:
         fail(str(error))
-    builds = args.job_name == "worker" and addresses.clients(args) > 1
-    if args.check and not builds:  # a task that has no graph looks at the chief's
-        args.job_name, args.task_index = "worker", 0
-    try:
-        args.logdir = directory(args.logdir or _default_logdir(args, parser.jobs))
-    except ValueError as error:
-        fail(str(error))
-    nearest = args.logdir
-    while not os.path.exists(nearest):
-        nearest = os.path.dirname(nearest)
-    if not os.path.isdir(nearest) or not os.access(nearest, os.W_OK):
-        fail(f"--logdir {args.logdir}: {nearest} is not a directory to write in")
     return args
 
 
@@ -186,32 +155,17 @@ def directory(name, flag="--logdir"):
     path = os.path.expanduser(name)
     if re.match(r"[\w+.-]+://|~", path):
         raise ValueError(f"{flag} {name} is no directory of this machine")
-    path = os.path.abspath(path)
-    if not path.isprintable():
-        raise ValueError(f"{flag} {path!r} has a character that cannot be printed")
-    if set(path) & set("[*?\\"):
-        text = "TensorFlow takes [ * ? and \\ in a path for a pattern"
-        raise ValueError(f"{flag} {path}: {text}, choose another directory")
+    nearest = path = os.path.abspath(path)
+    if not path.isprintable() or set(path) & set("[*?\\"):
+        text = (
+            "a character that is a pattern for TensorFlow ([ * ? \\), or not printable"
+        )
+        raise ValueError(f"{flag} {path!r} has {text}: choose another directory")
+    while not os.path.exists(nearest):
+        nearest = os.path.dirname(nearest)
+    if not os.path.isdir(nearest) or not os.access(nearest, os.W_OK):
+        raise ValueError(f"{flag} {path}: {nearest} is not a directory to write in")
     return path
-
-
-def _default_logdir(args, jobs):
-    """Returns logdir/<time>, in a cluster the one that the run's other tasks have.
-
-    Tasks that are started by hand do not start in the same second. A directory is of
-    this run if its name ends as the host lists say, and this task has no log in it yet.
-    """
-    name = os.path.join("logdir", time.strftime("%Y-%m-%d_%H-%M-%S"))
-    if not jobs:
-        return name
-    hosts = " ".join(args.ps_hosts + args.worker_hosts).encode()
-    run = hashlib.sha256(hosts).hexdigest()[:6]
-    for newest in sorted(glob.glob(f"logdir/*-{run}"))[-1:]:
-        log = os.path.join(newest, f"{args.job_name}-{args.task_index}.log")
-        recent = time.time() - os.path.getmtime(newest) < SAME_RUN
-        if recent and not os.path.exists(log):
-            return newest
-    return f"{name}-{run}"
 
 
 def _find_cluster(args, jobs):
@@ -227,21 +181,56 @@ def _find_cluster(args, jobs):
         for name, value in zip(names, found, strict=True):
             setattr(args, name, value)
     elif missing:
-        given = [name for name in needed if name not in missing]
-        count = "all four" if with_ps else "both"
-        why = f": with --{given[0]}, {count} are needed" if given else ""
-        why = why or ", and TF_CONFIG is not set"
+        why = f": {', '.join(needed)} are needed together, or TF_CONFIG"
         raise ValueError(f"--{missing[0]} is missing{why}")
-    if with_ps:
-        args.ps_hosts, args.worker_hosts = addresses.host_lists(
-            ps_hosts=args.ps_hosts, worker_hosts=args.worker_hosts
-        )
-    else:
-        (args.worker_hosts,) = addresses.host_lists(worker_hosts=args.worker_hosts)
-        args.ps_hosts = []
+    lists = ("ps_hosts", "worker_hosts") if with_ps else ("worker_hosts",)
+    found = addresses.host_lists(**{name: getattr(args, name) for name in lists})
+    args.ps_hosts, args.worker_hosts = [[], *found][-2:]
     if args.job_name in ("ps", "worker"):
         hosts = args.ps_hosts if args.job_name == "ps" else args.worker_hosts
-        args.address = addresses.of_this_task(args.job_name, args.task_index, hosts)
+        if args.task_index >= len(hosts):
+            raise ValueError(
+                f"--task_index {args.task_index}: --{args.job_name}_hosts has "
+                f"{len(hosts)} entries, 0..{len(hosts) - 1}"
+            )
+        args.address = hosts[args.task_index]
     slow, workers = len(args.slow_workers), len(args.worker_hosts)
     if slow not in (1, workers):
         raise ValueError(f"--slow_workers has {slow} entries for {workers} workers")
+
+
+# --- Fingerprint --------------------------------------------------------------------
+
+
+def fingerprint(args, elements):
+    """Returns what all workers of a run must agree on, {what it is: value}.
+
+    A worker with another window, rule, or list of hosts would train something else or
+    wait for ever, and nobody would notice. `elements` is the size of the model; the
+    checksum of the data is among the flags, see task.begin.
+    """
+    values = {f"--{k}": value for k, value in vars(args).items() if k not in OWN}
+    values["--data"] = os.path.basename(args.data)
+    values["the checksum of the data"] = values.pop("--data_checksum", None)
+    values |= {"TensorFlow": tf.VERSION, "the number of parameters": elements}
+    # Of the folder what is loaded, as it was at the start of all: a few small files.
+    for module in [*sys.modules.values()]:
+        path = getattr(module, "__file__", None) or ""
+        if (
+            path.startswith(os.path.join(cluster.FOLDER, ""))
+            and "site-packages" not in path
+        ):
+            with open(path, "rb") as file:
+                name = f"the code of {os.path.relpath(path, cluster.FOLDER)}"
+                values[name] = f"{zlib.crc32(file.read()):x}"
+    return json.loads(json.dumps(values))
+
+
+def difference(mine, others):
+    """Returns a sentence about the first value in which two fingerprints differ."""
+    if mine["--scheme"] != others["--scheme"]:
+        return f"this is {mine['--scheme']}, the run is {others['--scheme']}"
+    for what in mine:
+        if mine[what] != others.get(what, mine[what]):
+            return f"{what} is {mine[what]} here, {others[what]} in the run"
+    return None

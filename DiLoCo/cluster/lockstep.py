@@ -9,38 +9,32 @@ import itertools
 
 import numpy as np
 
-from cluster import rounds
-from cluster import stats as base
+from cluster import rounds, stats
 from cluster import tensorflow_v1 as tf
-from cluster.incarnation import Incarnation
 from cluster.ring import traffic
-from cluster.rounds import APPLIED
+from cluster.rounds import APPLIED, CALL
 from cluster.stats import COUNTERS, Counted
 
 SIZES = (1, 10)  # rounds of a call: each size is a graph that all have to prepare
 MOST = 50  # calls between two agreements
+LOOK = 1.0  # seconds between two agreements, about
 KEYS = 2**20  # more than the operations of a round: see ring.Ring
 
 
-class Stats(base.Stats):
-    """The global step on every worker; on the chief a row of counters for each."""
+class Stats(stats.Stats):
+    """The global step and the counters on the chief; every worker has the step, too."""
 
     def __init__(self, args):
-        self.me, self.workers = args.task_index, len(args.worker_hosts)
+        super().__init__(args)
         self.chief = self.me == 0
-        self.incarnation = Incarnation(args)
-        self.device = f"/job:worker/task:{self.me}"
-        self.step = tf.train.get_or_create_global_step()
-        if self.chief:
-            self._build()
+        own = dict(collections=[tf.GraphKeys.LOCAL_VARIABLES], use_resource=True)
+        start = self.step.read_value()
+        self.number = tf.Variable(start, trainable=False, name="number", **own)
 
-    def of_chief(self):
-        """Returns the variables that the chief alone has."""
-        return [self.counters, self.largest] if self.chief else []
-
-    def prepare(self):
-        """Chief: returns the operations that make restored counters fit this run."""
-        return super().prepare() if self.chief else []
+    def read_step(self, after=()):
+        """Returns the count of updates, int64 on this worker."""
+        with tf.control_dependencies(tf.nest.flatten(after)):
+            return self.number.read_value()
 
     def count(self, reduced, examples, sent=None):
         """Numbers the update and counts the round of every worker; returns its Counted.
@@ -50,13 +44,12 @@ class Stats(base.Stats):
         sends, if not those of this all-reduce. An update is counted once, in the row of
         the chief.
         """
-        with tf.control_dependencies([reduced]):
-            number = self.step.read_value()
+        number = self.read_step(after=[reduced])
         with tf.control_dependencies([number]):
-            done = [self.step.assign_add(1, read_value=False)]
+            done = [self.number.assign_add(1, read_value=False)]
             if self.chief:
                 if sent is None:
-                    sent = traffic(base.size(reduced), self.workers)
+                    sent = traffic(stats.size(reduced), self.workers)
                 done += self._count(sent, examples)
         with tf.control_dependencies(done):
             packed = tf.stack([number + 1, tf.zeros_like(number), APPLIED])
@@ -70,11 +63,11 @@ class Stats(base.Stats):
         ends = np.arange(self.workers + 1) * sent
         for name in ("pushed", "pulled"):
             every[:, COUNTERS.index(name)] = np.diff(np.floor(ends + 0.5))
-        used = self.row(examples=1)
-        now = tf.timestamp()
+        used, now = self.row(examples=1), tf.timestamp()
         most = tf.stack([-now, now, tf.zeros_like(now)])
         index = list(range(self.workers))
         return [
+            self.step.assign_add(1, read_value=False),
             tf.raw_ops.ResourceScatterAdd(
                 resource=self.counters.handle,
                 indices=index,
@@ -88,15 +81,18 @@ class Stats(base.Stats):
         ]
 
 
-class Calls(rounds.Calls):
-    """Calls of as many rounds as all workers agree on."""
+class Calls:
+    """Calls of as many rounds as all workers agree on.
+
+    `left` is how many updates are left as all see it. `changes`: workers come or go.
+    """
 
     def __init__(self, one_round, ring, sizes=SIZES):
         """`one_round(last)` builds a round after the `last`; `ring` is the Ring."""
         numbers = itertools.count(1)
 
         def round_with_keys(last):
-            # The same keys on every worker, whenever it builds the round. And one round
+            # The same keys on every worker, whatever it builds beside. And one round
             # after the other: the gradient of a linear loss does not wait for weights.
             usual, ring.keys = ring.keys, itertools.count(next(numbers) * KEYS)
             with tf.control_dependencies(tf.nest.flatten(last.update)):
@@ -104,29 +100,30 @@ class Calls(rounds.Calls):
             ring.keys = usual
             return made
 
-        super().__init__(round_with_keys, sizes)
-        self.stop = False  # whether this worker wants to end the training
-        self.mine = tf.placeholder(tf.float32, [4])
-        self.agreed = ring.mean(self.mine)
+        self.rounds = rounds.Calls(round_with_keys, sizes)
+        self.fetches = self.rounds.fetches
+        self.mine = tf.placeholder(tf.float64, [4])
+        self.agreed = ring.largest(self.mine)
+        self.size, self.planned, self.left = 1, 0, None
+        self.stops, self.wish, self.changes = False, False, False
 
-    def make(self, session, left, report):
-        """Makes calls of one size, for about a second; returns the updates left.
+    def make(self, session, left):
+        """Makes one call, as rounds.Calls does; its size follows from what all know."""
+        # Fewer than they were: somebody has called training.stop().
+        self.stops = self.stops or self.left is not None and left < self.left
+        if not self.planned:
+            self._agree(session, 1 if self.stops else left)
+        self.planned -= 1
+        self.left -= self.size
+        return self.rounds.call(session, self.size)
 
-        Everything in it follows from what all workers have in common: the seconds of a
-        round and of building one, averaged over them, and how many updates are `left`.
-        """
-        if left <= 0:  # resumed after the last update, which all know
-            return left
-        mine = [self.seconds, self.cost, self.trained, self.stop]
-        agreed = session.run(self.agreed, {self.mine: mine})
-        self.seconds, self.cost, self.trained, stop = agreed.tolist()
-        if stop:
-            return 0
-        size = self.size(left)
-        fit = int(rounds.LOOK / (size * self.seconds))
-        call = self.prepare(session, size)
-        for _ in range(max(1, min(fit, left // size, MOST))):
-            losses, counts, _ = self.timed(call, size)
-            left = rounds.updates_left(losses, counts, report.args)
-            report.rounds(losses, counts)
-        return left
+    def _agree(self, session, left):
+        """Agrees with all others on the size and the number of the next calls."""
+        mine = [self.rounds.seconds, -max(self.fetches), -left, self.wish]
+        seconds, *most = session.run(self.agreed, {self.mine: mine}).tolist()
+        built, self.left, self.changes = -int(most[0]), -int(most[1]), most[2] > 0
+        least = min(built, self.left)
+        fit = [n for n in self.fetches if n <= least and n * seconds <= CALL]
+        self.size = max(fit, default=1)
+        planned = min(int(LOOK / (self.size * seconds)), self.left // self.size, MOST)
+        self.planned = max(1, planned)

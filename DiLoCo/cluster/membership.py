@@ -1,35 +1,29 @@
-"""Workers that come and go between rounds, with --min_workers. Scripts call it.
+"""Who is in the ring, with --min_workers; before there is one. Scripts call it.
 
-TensorFlow's ring has the members with which it began. So a change of the membership
-ends it, as a run ends: all finish the same round and the chief saves. Then every
-process begins anew, as the same process, in a ring of the workers that are there.
+TensorFlow's ring has the members with which it began. So when one comes or goes all
+begin again, as the same processes, in a ring of the workers that are there.
 
 begin  before there is a ring there is no server of TensorFlow: the chief listens at its
        own address, and tells the workers that come who the members are
-come   a worker that finds the others training sends the chief a join request
-go     a worker that gets TERM leaves after the round; one that is killed is lost, and
+come   a worker that finds the others training tells the chief that it wants to join
+go     a worker that gets TERM leaves after a round; one that is killed is lost, and
        with it what came after the last checkpoint
 """
 
+import collections
 import contextlib
 import json
-import os
 import socket
-import sys
-import threading
 import time
 
-from cluster import flags, heartbeat, peers, task
+from cluster import addresses, flags, link
 from cluster import tensorflow_v1 as tf
-from cluster.incarnation import temporary
-from cluster.patience import ANSWER, STARTING, starting, wait
-from cluster.task import end_now
+from cluster.link import ANSWER, STARTING
 
 HELLO = b"who is there?\n"  # says a chief that listens; a server says something else
 LATER = 5  # seconds after the last one came that the chief waits for one more
-CHIEF = "/job:worker/task:0"
 
-# --- Begin ------------------------------------------------------------------------
+Master = collections.namedtuple("Master", "target")  # of a session, as a server has it
 
 
 def add_flag(parser):
@@ -38,17 +32,17 @@ def add_flag(parser):
         "--min_workers",
         type=flags.natural,
         default=0,
-        help="go on while so many workers are there; 0: a lost worker ends the run",
+        help="go on while so many workers are there; 0: a lost worker is waited for",
     )
 
 
 def gather(args):
     """Makes args.worker_hosts the members, and args.task_index this worker's rank.
 
-    Does nothing without --min_workers, or with --check. Ends the program if too few
-    come in ten times --patience.
+    Does nothing without --min_workers. Ends the program if too few come in ten times
+    --patience.
     """
-    if not args.min_workers or args.check:
+    if not args.min_workers:
         return
     members = (announce if args.task_index else welcome)(args)
     if len(members) < len(args.worker_hosts):
@@ -57,6 +51,7 @@ def gather(args):
     if len(args.slow_workers) > 1:
         args.slow_workers = [args.slow_workers[k] for k in members]
     args.task_index = members.index(args.task_index)
+    args.device = addresses.device("worker", args.task_index)
 
 
 def welcome(args):
@@ -66,10 +61,10 @@ def welcome(args):
     """
     count, lines, last = len(args.worker_hosts), {}, time.monotonic()
     least = min(args.min_workers, count)
-    host, _, port = args.address.rpartition(":")
-    family = socket.AF_INET6 if "[" in host else socket.AF_INET
+    port = addresses.split(args.address)[1]
+    family = socket.AF_INET6 if "[" in args.address else socket.AF_INET
     with contextlib.ExitStack() as stack:
-        listening = socket.create_server(("", int(port)), family=family)
+        listening = socket.create_server(("", port), family=family)
         stack.enter_context(listening).settimeout(0.1)
 
         def complete():
@@ -89,7 +84,7 @@ def welcome(args):
         def who():
             return f"{max(1, least - 1 - len(lines))} more of {count} workers"
 
-        wait(complete, who, STARTING * args.patience, every=0)
+        link.wait(complete, who, args, STARTING * args.patience, every=0)
         members = [0, *sorted(lines)]
         for line in lines.values():
             with contextlib.suppress(OSError):
@@ -110,107 +105,24 @@ def _has_left(line):
 def announce(args):
     """Worker: returns the numbers of the members, when it is one of them.
 
-    If they are training without it already, it sends a join request, and comes again.
+    If they are training without it already, it tells the chief, and comes again.
     """
     chief, members = args.worker_hosts[0], []
-    host, _, port = chief.rpartition(":")
+    asks = link.Link(args, Master(f"grpc://{chief}"), "/job:worker/task:0")
 
     def told():
         with contextlib.suppress(OSError, ValueError):
-            address = host.strip("[]"), int(port)
-            with socket.create_connection(address, ANSWER) as line:
+            with socket.create_connection(addresses.split(chief), ANSWER) as line:
                 text = line.makefile("rb")
                 if text.readline(len(HELLO)) == HELLO:
                     line.sendall(b"%d\n" % args.task_index)
                     line.settimeout(None)
                     members[:] = json.loads(text.readline())
                     return args.task_index in members
-            _request(chief)
+            with contextlib.suppress(tf.errors.OpError):
+                asks.tell(wanted=True)
         return False
 
-    where = heartbeat.chief(args)
-    wait(told, lambda: where, starting(args), every=1, args=args)
+    where = link.chief(args)
+    link.wait(told, lambda: where, args, link.starting(args), every=1)
     return members
-
-
-def requested():
-    """Returns the variable on the chief: does one more worker want to join?"""
-    with tf.device(CHIEF):
-        return temporary("requested", tf.constant(0.0))
-
-
-def _request(chief):
-    """Tells the chief, which is training, that one more worker wants to join."""
-    config = tf.ConfigProto(
-        operation_timeout_in_ms=1000 * ANSWER, device_filters=[CHIEF]
-    )
-    with contextlib.suppress(tf.errors.OpError), tf.Graph().as_default():
-        request = requested().assign(1.0).op
-        with tf.Session(f"grpc://{chief}", config=config) as session:
-            # Else a session closes in a thread, whose error, if the chief is gone, is
-            # a traceback.
-            with contextlib.suppress(tf.errors.OpError):
-                session.run(request)
-
-
-# --- End of a round, and of a ring --------------------------------------------------
-
-
-class Run(peers.Run):
-    """A worker among peers of whom some may come or go."""
-
-    def __init__(self, args, target, config, stats, ring, learning, calls, test):
-        self.requested, self.goes = requested(), False  # one more; this worker
-        self.gone = threading.Event()
-        super().__init__(args, target, config, stats, ring, learning, calls, test)
-        self.mine = tf.placeholder(tf.float32, [])
-        self.change = ring.largest(self.mine)
-        if args.min_workers and not self.chief:
-            task.before_the_end(self._go)
-
-    def _go(self):
-        self.goes = True
-        self.gone.wait()
-
-    def train(self, session):
-        """Makes rounds, as before; after them all may begin anew."""
-        super().train(session)
-        if not self.over and self.args.min_workers:
-            wish = session.run(self.requested) if self.chief else float(self.goes)
-            if session.run(self.change, {self.mine: wish}):
-                self._change(session)
-
-    def _change(self, session):
-        self.check.make(session)
-        self.detector.complete = False  # a worker that is silent now has left
-        with self.rendezvous.session() as told:
-            self.rendezvous.report(told, self.report.mean_loss())
-            if self.chief:
-                losses = self.rendezvous.collect(told)
-                self.save(session)
-                print(f"workers come or go at global step {self.saved[0]}")
-                there = [loss is not None for loss in losses.values()]
-                self.rendezvous.dismiss(told, there)
-            else:
-                self.rendezvous.is_dismissed(told)
-        self._anew()
-
-    def give_up(self, sentence):
-        """Begins anew with the workers that are there, if --min_workers allows it."""
-        if not self.args.min_workers:
-            super().give_up(sentence)
-        if not self.goes:
-            print(sentence)
-        self._anew()
-
-    def _anew(self):
-        """Begins this program again, as the same process; or ends it, if it goes."""
-        if self.goes:
-            self.gone.set()  # the end itself is the signal's
-            threading.Event().wait()
-        sys.stdout.flush()
-        os.dup2(sys.stderr.fileno(), 2)
-        try:
-            os.execv(sys.executable, sys.orig_argv)
-        except OSError as error:
-            end_now(f"cannot begin anew: {error.strerror}")

@@ -1,241 +1,318 @@
-"""A run on a cluster, as one worker sees it: begin, loss, end. Scripts call it.
+"""A run on a cluster, as one worker sees it: begin, log, loss, end. Scripts call it.
 
-begin  the chief initialises the model or restores it, and opens an incarnation; the
-       others wait for that; all join
-loss   a ps that died has lost its part of the model. TensorFlow begins a new session
-       for every worker, and the chief restores the last checkpoint on every ps
-end    all report to the chief, which saves, writes the result, dismisses the others,
-       is the last worker to leave, and sends the ps away
+begin  the chief initialises the model or restores it; the others wait for that
+loss   a worker whose call fails opens another session. If the model is alive it goes on
+       with that. A ps that died has lost its part: then the chief has the other ps
+       begin again, too, and restores the last checkpoint. So it is only ever restored
+       into ps that have never trained, and no late push can get into it: a ps refuses
+       calls of a session that it does not know. A worker that dies, the chief too,
+       concerns nobody else
+end    all report to the chief, which saves, writes the result, waits until the others
+       have left, and sends the ps away
 """
 
 import contextlib
-import logging
-import threading
+import os
+import socket
 import time
 
-from cluster import errors, heartbeat, task
+from cluster import addresses, contract, flags, link, report, task
 from cluster import tensorflow_v1 as tf
-from cluster.patience import starting, wait
-from cluster.rendezvous import Rendezvous
-from cluster.task import end_now
-from cluster.training import Training
+from cluster.checkpoint import Checkpoints
+from cluster.rounds import updates_left
+from cluster.task import fail
 
 PAUSE = 1  # seconds between two sessions when none of them makes a round
+LEAVING = 5  # seconds that the chief waits at the very end for the others to leave
 
 
-def _log_of_closing(raised):
-    """Handles an error in a thread; one in TensorFlow's own goes to the log.
+class Run:
+    """A worker's part in a run; the chief, worker 0, does more.
 
-    TensorFlow closes a lost session in that thread, which fails if the ps is silent.
-    The user has read already that a ps is lost.
+    A context for the whole training. `left` is how many updates are left to make, of
+    all workers together, and `session` is where to make them.
     """
-    if raised.thread.name == "SessionCloseThread":
-        kind = raised.exc_type.__name__
-        logging.info("a lost session is not closed: %s: %s", kind, raised.exc_value)
-    else:
-        threading.__excepthook__(raised)
 
+    def __init__(self, args, server, learning, stats, calls, test, saver=None):
+        """`learning` is what problem.build made, `test` what its `test` returned.
 
-class Run(Training):
-    """A worker's part in a run; the chief, worker 0, does more."""
-
-    heartbeat = heartbeat.Heartbeat
-
-    def __init__(self, args, target, config, stats, learning, calls, test, saver=None):
-        """`target` and `config` are a session's, `stats` those on ps 0."""
-        super().__init__(args, learning, calls, test, saver)
-        self.target, self.config, self.stats = target, config, stats
-        self.reason = None  # why the last session ended, if there was one
-        self.opened = None  # the newest session, and the incarnation that it began in
-        self.made, self.since = None, None  # rounds made before a loss, and its time
-        elements = self.elements(learning)
-        self.rendezvous = Rendezvous(args, target, config, elements, self.heartbeat)
-        state = stats.incarnation
-        self.close_state = state.close()
-        self.open_state = state.open(self.rendezvous.fingerprint, stats.prepare())
-        self.on_open = state.on_open
-        self.join = state.join(self.rendezvous.name())
-        self.uninitialised = tf.report_uninitialized_variables(tf.global_variables())
-        self.rendezvous.make_checks(state.checks)
-
-    def elements(self, learning):
-        """Returns how many numbers the model has."""
-        return learning.start.shape.num_elements()
+        `saver` is as in Checkpoints.
+        """
+        self.args, self.server, self.stats, self.calls = args, server, stats, calls
+        self.chief = args.task_index == 0
+        self.report = report.Report(args, learning.metric, test)
+        self.checkpoints = Checkpoints(args, saver)
+        self.left, self.over, self.session = args.steps, False, None
+        self.lost_at, self.lost = None, []  # when, and sessions: until a round is made
+        there = [addresses.device(*who) for who in addresses.servers(args)]
+        self.config = tf.ConfigProto(device_filters=[*there, args.device])
+        # What the ps hold of a run, without which training cannot begin. Without a ps
+        # a worker has its own model, and the chief holds the rest.
+        every = [*tf.global_variables(), *stats.variables]
+        held = [variable for variable in every if variable.device in there]
+        own = [variable for variable in every if variable.device not in there]
+        self.names = {variable.op.name: variable for variable in held}
+        self.initializer = tf.global_variables_initializer()
+        self.uninitialised = tf.report_uninitialized_variables(held)
+        begin = tf.variables_initializer(own), *contract.begin()
+        self.begin_operations = [*begin, stats.on_begin]
+        self.open_stats, self.stop_stats = stats.open(), stats.stop()
+        self.before_the_end = self._save_before_the_end  # if TERM says so
+        # What is to be added to result.json; called before the last model is saved.
+        self.extra = lambda session: {}
+        self.message = {
+            "worker": args.task_index,
+            "process": f"{socket.gethostname()} {os.getpid()} {os.urandom(4).hex()}",
+            "fingerprint": flags.fingerprint(args, learning.start.shape.num_elements()),
+        }
+        self.link = link.Link(args, server)
+        self.beat = link.Beat(args, server, lambda: self.message)
+        self.beat.looks = [make(self.beat.link) for make in stats.looks]
 
     # --- Begin ----------------------------------------------------------------
 
     def __enter__(self):
-        super().__enter__()
-        threading.excepthook = _log_of_closing
-        self._wait(starting(self.args))
-        self.rendezvous.compare()
-        self.rendezvous.heartbeat.start()
+        if self.chief:
+            report.print_placement()
+        self._begin(link.starting(self.args))
+        if self.chief:
+            task.before_the_end(self.before_the_end)
         return self
 
-    def _wait(self, patience):
-        # A chief that has lost a ps does not end here if the run is over, as LOGDIR
-        # says it: it still has to dismiss the others.
-        stays = self.chief and self.session is not None
-        self.rendezvous.wait_for_ps(patience, None if stays else self.args)
-        if not self.chief:
-            self.rendezvous.wait_for_chief(patience)
+    def _begin(self, patience):
+        """Returns when this worker can train, at first or after a loss."""
+        for who, address in addresses.servers(self.args).items():
+            link.wait_for(who, address, self.args, patience)
+        if not self.beat.is_alive():
+            self.beat.start()
+        chief = link.chief(self.args)
+        link.wait(self._has_joined, lambda: chief, self.args, patience)
+        link.wait(self._opens, lambda: chief, self.args, patience)
 
-    def create_session(self):
-        """Returns a session that has joined the run, also after a loss."""
-        with self.recovering():
-            if self.reason:
-                self._wait_after_loss()
-            return super().create_session()
+    def _has_joined(self):
+        """Says whether ps 0 has taken this process for the worker that it is."""
+        with contextlib.suppress(tf.errors.OpError):
+            self.link.tell(**self.message)
+            board, process = self.link.read(), self.message["process"]
+            if process in board["refused"]:
+                fail(board["refused"][process])
+            mine = board["workers"].get(str(self.args.task_index))
+            return mine and mine["process"] == process
+        return False
 
-    def open_session(self):
-        """Returns a session that has joined the run. Chief: it has opened it, too."""
-        session = tf.Session(self.target, config=self.config)
-        self.opened = session, None
-        self.prepare(session)
-        self.opened = session, session.run(self.stats.incarnation.number)
-        self.begin_input(session)
-        session.run(self.join)
-        return session
-
-    def prepare(self, session):
-        """Chief: restores or initialises the model, unless it is alive on the ps.
-
-        After a loss the others wait for that: who joins the incarnation that the chief
-        is about to end would have to join again.
-        """
-        if not self.chief:
-            if self.reason:
-                alive, chief = self.is_alive, heartbeat.chief(self.args)
-                patience = self.args.patience
-                wait(lambda: alive(session), lambda: chief, patience, args=self.args)
-            return
-        if self.is_alive(session):
-            if self.session is None:
-                step = session.run(self.global_step)
-                print(f"goes on with the model on the ps, at global step {step}")
-            return
-        session.run(self.close_state)
-        step = self.restore(session)
-        session.run(self.open_state)
-        session.run(self.on_open)
-        if step:
-            print(f"resumes from global step {session.run(self.global_step)}")
-
-    def is_alive(self, session):
-        """Says whether the whole model, and an open incarnation, are on the ps."""
+    def _opens(self):
+        """Opens a session in which this worker can train; says whether it has one."""
         try:
-            number = session.run(self.stats.incarnation.number)
-            return number > 0 and not len(session.run(self.uninitialised))
-        except tf.errors.FailedPreconditionError:
+            session = self.session or tf.Session(self.server.target, config=self.config)
+            self.session = session
+            missing = {name.decode() for name in session.run(self.uninitialised)}
+            ready = self._prepare(session, missing) if self.chief else not missing
+            if not ready:
+                return False
+            for operations in self.begin_operations:
+                session.run(operations)
+            tf.train.start_queue_runners(session, tf.train.Coordinator())
+            self.left = self.args.steps - int(session.run(self.stats.step))
+            return True
+        except tf.errors.OpError as error:
+            if not self.is_lost(error):
+                raise
+            self.session = None
             return False
+
+    def _prepare(self, session, missing):
+        """Chief: initialises or restores the model, unless it is alive on the ps.
+
+        `missing` are the variables that are not initialised. If some are, a ps has lost
+        its part, and the others begin again: then the model is not ready.
+        """
+        moved = self.link.read()["moved"]
+        if not missing and not moved:
+            step = int(session.run(self.stats.step))
+            print(f"goes on with the model on the ps, at global step {step}")
+            return True
+        if missing == self.names.keys():
+            step = self.checkpoints.restore(session, self.initializer)
+            session.run(self.open_stats)
+            if step:
+                print(f"resumes from global step {session.run(self.stats.step)}")
+            return True
+        if not missing:  # a worker has moved: a new process of the ps will find it
+            self.checkpoints.save(session)
+        there = {v.device for name, v in self.names.items() if name not in missing}
+        self.tell_servers("again", there)
+        if self.args.device in there:  # the only client may hold a part, too
+            task.begin_again(self.args, "the model is lost")
+        self.session = None
+        return False
+
+    def tell_servers(self, word, devices=None):
+        """Chief: tells every ps, or those with these devices, a word."""
+        for device in [addresses.device(*who) for who in addresses.servers(self.args)]:
+            if devices is None or device in devices:
+                with contextlib.suppress(tf.errors.OpError):
+                    link.Link(self.args, self.server, device).tell(word=word)
+
+    # --- Training -------------------------------------------------------------
+
+    def log(self, losses, counts):
+        """Notes the rounds of a call; prints, draws and saves what is due."""
+        self.lost_at, self.lost = None, []
+        self.report.rounds(losses, counts)
+        self.left = updates_left(losses, counts, self.args)
+        if self.chief and self.left > 0:
+            self.report.draw_line(self.session)
+            if self.checkpoints.are_due():
+                self.checkpoints.save(self.session)
+            if self.beat.board.get("moved"):
+                self.checkpoints.save(self.session)
+                task.begin_again(self.args, "a worker has moved")  # see _prepare
+
+    def draw(self, name, value):
+        """Adds a point to TensorBoard's curve `name`, at the global step of now."""
+        self.report.curves.add(self.args.steps - self.left, {name: value})
+
+    def stop(self):
+        """Ends the run early, for all workers, as if its last update were made.
+
+        A script calls it between two calls; who waits for whom does not matter. The
+        result is written, and the status is 0. Started again, the run goes on.
+        """
+        self.session.run(self.stop_stats)
+        self.left = min(self.left, 1)  # a step that is open may need this worker, too
+
+    def _save_before_the_end(self):
+        """Saves when this task is told to end, if the model is alive on every ps."""
+        session = self.session  # None after a loss
+        # The ps may be ending, too.
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            alive = session and not len(session.run(self.uninitialised))
+            if alive and not self.link.read()["failed"]:
+                self.checkpoints.save(session)
+                print(f"told to end: saved at global step {self.checkpoints.step}")
 
     # --- Loss -----------------------------------------------------------------
 
-    def step(self, step_context):
-        """Makes about a second of rounds, and what is due after them.
-
-        After a loss TensorFlow calls it again with the session that it has closed.
-        """
-        if step_context.session is self.session:
-            with self.recovering():
-                self.train(step_context.session)
-
     @contextlib.contextmanager
     def recovering(self):
-        """Makes every loss one after which TensorFlow begins a new session."""
+        """Begins again, with another session, if a ps is lost inside.
+
+        Ends the program if there are sessions for `patience`, and none makes a round.
+        """
         try:
             yield
         except tf.errors.OpError as error:
             if not self.is_lost(error):
                 raise
-            self.reason = errors.reason(error).splitlines()[0]
-            raise tf.errors.AbortedError(None, None, self.reason) from error
+            if not (self.args.ps_hosts or self.chief) and self.report.rounds_made:
+                task.begin_again(self.args, "lost the chief")
+            if self.lost_at is None:
+                self.lost_at = time.monotonic()
+                lost = "lost a ps" if self.args.ps_hosts else "lost the chief"
+                print(f"{lost}: waiting for it, to go on from the last checkpoint")
+            elif time.monotonic() - self.lost_at > self.args.patience:
+                text = f"no round in {self.args.patience:.0f} s"
+                task.end_now(f"{text}: {task.first_line(error)}")
+            else:
+                time.sleep(PAUSE)
+            self.lost.append(self.session)  # to close it might wait for a ps
+            self.session = None
+            self.message.pop("loss", None)
+            there = addresses.servers(self.args).items()
+            why = {addresses.device(*who): addresses.silence(at) for who, at in there}
+            if self.chief and addresses.CLOSED in why.values():  # that process is gone
+                self.tell_servers(
+                    "again", {device for device in why if not why[device]}
+                )
+            self._begin(self.args.patience)
 
     def is_lost(self, error):
         """Says whether an error means that a task was lost, and may come back.
 
         A variable without a value may be the user's own, or one of a ps that is a new
-        process. So every ps is asked whether it has the model with which the session
-        has begun. If they have, the error would come again.
+        process. So every ps is asked whether it has its variables. If they have, the
+        error would come again.
         """
-        if errors.is_of_others(error) or self.opened is None:
+        if task.is_lost(error):
             return True
-        session, number = self.opened
         try:
-            empty = session.run(self.uninitialised)
-            if number is None:  # it is still being prepared
-                return False
-            now = session.run(self.stats.incarnation.number)
-            return len(empty) > 0 or not now == number > 0
-        except (tf.errors.OpError, RuntimeError):  # a ps is gone, or the session closed
+            return len(self.session.run(self.uninitialised)) > 0
+        except (tf.errors.OpError, RuntimeError):
             return True
-
-    def _wait_after_loss(self):
-        """Waits until the ps are there again, and what the chief has restored.
-
-        Ends the program when all answer and yet no round succeeds for `patience`.
-        """
-        first = self.report.rounds_made != self.made
-        if first:
-            lost = "lost a ps" if self.args.ps_hosts else "lost the chief"
-            print(f"{lost}: waiting for it, to go on from the last checkpoint")
-        self._wait(self.args.patience)
-        if first:
-            self.made, self.since = self.report.rounds_made, time.monotonic()
-        elif time.monotonic() > self.since + self.args.patience:
-            end_now(f"no round in {self.args.patience:.0f} s: {self.reason}")
-        else:
-            time.sleep(PAUSE)
-
-    def stop(self):
-        """Ends the run early, for all workers: after at most one update more."""
-        with self.session.graph.as_default():
-            self.session.run(self.stats.stop())
-
-    def may_save(self, session):
-        """Says whether the model is alive, and the run has not failed."""
-        return self.is_alive(session) and not self.rendezvous.has_failed()
 
     # --- End ------------------------------------------------------------------
 
-    def end(self, session):
-        """Reports. Chief: collects the reports, saves, writes the result, dismisses.
+    def end(self):
+        """Reports. Chief: collects the reports, saves, writes the result."""
+        while not self.over:
+            with self.recovering():
+                while self.left > 0:  # a ps was lost, and older weights are restored
+                    self.log(*self.calls.make(self.session, self.left))
+                self.message["loss"] = self.report.mean_loss()
+                self.link.tell(**self.message)
+                if self.chief:
+                    found = {"loss_per_worker": self._collect()}
+                    found |= self.extra(self.session)
+                    self.checkpoints.save(self.session)
+                    summary = self.stats.summary(self.session) | found
+                    self.report.write(self.session, summary)
+                    self.link.tell(**self.message, over=True)
+                    self._wait_for_the_others()
+                else:
+                    while not self.link.read()["over"]:
+                        time.sleep(0.1)
+                    self.beat.stop()
+                    self.message["left"] = True
+                    self.link.tell(**self.message)
+                self.over = True
 
-        Raises AbortedError if the chief has restored an older model meanwhile.
-        """
-        with self.rendezvous.session() as told:
-            self.rendezvous.report(told, self.report.mean_loss())
-            if self.chief:
-                # A worker that has lost a ps waits until the chief has noticed it.
-                look = self.is_alive
-                self.losses = self.rendezvous.collect(told, lambda: look(session))
-                self.save_and_write(session)
-                there = [loss is not None for loss in self.losses.values()]
-                self.rendezvous.dismiss(told, there)
-            elif not self.rendezvous.is_dismissed(told):
-                raise tf.errors.AbortedError(None, None, "the model was restored")
-        self.over = True
+    def _collect(self):
+        """Chief: returns {worker: mean loss}, None for a worker that is not there."""
+        began, losses = time.monotonic(), {}
+        count = 1 if addresses.one_client(self.args) else len(self.args.worker_hosts)
+        while len(losses) < count:
+            board, waited = self.link.read(), time.monotonic() - began
+            # A worker that has lost a ps waits until the chief has noticed it.
+            if len(self.session.run(self.uninitialised)):
+                raise tf.errors.AbortedError(None, None, "a ps has lost its part")
+            for number in range(count):
+                # One that was refused, or not started, has never been there.
+                worker = board["workers"].get(str(number), {"silent": waited})
+                gone = min(worker["silent"], waited) > link.GONE
+                loss = worker.get("loss")
+                if number not in losses and (loss is not None or gone):
+                    losses[number] = loss
+                    if loss is None:
+                        print(f"worker {number} is not there: the run ends without it")
+            time.sleep(0.05)
+        return losses
 
-    def summary(self, session):
-        """Chief: returns the counters since step 0, and what all have reported."""
-        return {**self.stats.summary(session), "loss_per_worker": self.losses}
+    def _wait_for_the_others(self):
+        until = time.monotonic() + LEAVING
+        while time.monotonic() < until:
+            others = self.link.read()["workers"]
+            del others[str(self.args.task_index)]
+            if all(other["left"] or other["silent"] for other in others.values()):
+                break
+            time.sleep(0.1)
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind, error, _):
         """Tells the others why the run failed. Chief: sends the ps away at the end.
 
         Not if another start may help, be it only to write the result.
         """
-        self.rendezvous.heartbeat.stop()
-        failed = isinstance(error, Exception) and not errors.is_of_others(error)
+        self.beat.stop()
+        failed = isinstance(error, Exception) and not task.is_lost(error)
         if failed:
             # At once: the others end when they know, and with them run.sh.
             sentence, status = task.said(error)
         with contextlib.suppress(tf.errors.OpError):
             if failed:
-                self.rendezvous.fail(sentence)
-                time.sleep(3 if self.chief else 0)  # for the others to read it
+                self.link.tell(**self.message, failed=sentence)
+                time.sleep(1.5 * link.EVERY)  # for the others to read it
             if self.chief and (failed or self.over):
-                self.rendezvous.send_ps_away()
+                self.tell_servers("leave")
         if failed:
             raise SystemExit(status)
-        super().__exit__(kind, error, traceback)
+        if kind is None and not self.over:
+            fail("the run ended before its last update", task.AGAIN)

@@ -58,19 +58,14 @@ class Replica:
     `near` are the numbers of the workers with which this one starts exchanges.
     """
 
-    def __init__(self, args, center, stats):
-        """`center` is where x begins, `stats` are the Stats of the run."""
+    def __init__(self, args, center):
+        """`center` is where x begins."""
         self.me, workers = args.task_index, len(args.worker_hosts)
         self.near = partners(args.graph, workers, self.me)
         self.seed = args.seed + self.me
         own = dict(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
         self.x = tf.get_variable("replica", initializer=center.read_value(), **own)
-        # The incarnation that it is of: one that has not been joined is left alone.
-        self.era = tf.get_variable("era", initializer=tf.zeros([], tf.int64), **own)
         self.container = self.x.handle.op.get_attr("container").decode()
-        stats.incarnation.on_join.append(
-            self.era.assign(stats.incarnation.number.read_value(), read_value=False)
-        )
         # Whom it may choose: not who is away. With nobody there it is itself, which
         # changes nothing.
         mine = tf.constant([name_of(self.me)])
@@ -82,42 +77,38 @@ class Replica:
             self.present.assign(self.chosen, read_value=False),
             self.talk.assign_add(1, read_value=False),
         ]
-        self.average_there = self._remote(self._average, self.x, self.era)
-        self.read_there = self._remote(self._read, self.era)
-        era = self.era.read_value()
-        self.everybody = [
-            self._call(name_of(k), self.read_there, era) for k in range(workers)
-        ]
+        self.average_there = self._function(self._average, self.x)
+        any_tensor = tf.constant(True)  # a remote call must have an argument
+        read = self._function(self._read, any_tensor)
+        names = map(name_of, range(workers))
+        self.everybody = [self._call(name, read, any_tensor) for name in names]
 
     # --- What runs on another worker --------------------------------------------
 
     @staticmethod
-    def _remote(function, *like):
-        specs = [tf.TensorSpec(v.shape, v.dtype) for v in like]
-        return tf.function(function, autograph=False).get_concrete_function(*specs)
+    def _function(function, like):
+        spec = tf.TensorSpec(like.shape, like.dtype)
+        return tf.function(function, autograph=False).get_concrete_function(spec)
 
-    def _call(self, target, function, *args):
-        """Returns what the function returns on the worker that `target` names."""
-        outputs = function.structured_outputs
-        found = tf.raw_ops.RemoteCall(
-            target=target, args=[*args], Tout=[x.dtype for x in outputs], f=function
+    def _call(self, target, function, tensor):
+        """Returns what the function returns of a tensor on the worker `target`."""
+        (found,) = tf.raw_ops.RemoteCall(
+            target=target, args=[tensor], Tout=[self.x.dtype], f=function
         )
-        for tensor, like in zip(found, outputs, strict=True):
-            tensor.set_shape(like.shape)
+        found.set_shape(self.x.shape)
         return found
 
-    def _there(self, variable):
+    def _there(self):
         # By its name: whose it is depends on where the function runs.
         return tf.raw_ops.VarHandleOp(
-            dtype=variable.dtype,
-            shape=variable.shape,
+            dtype=self.x.dtype,
+            shape=self.x.shape,
             container=self.container,
-            shared_name=variable.op.name,
+            shared_name=self.x.op.name,
         )
 
-    def _value(self, variable):
-        handle = self._there(variable)
-        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+    def _value(self):
+        return tf.raw_ops.ReadVariableOp(resource=self._there(), dtype=self.x.dtype)
 
     @contextlib.contextmanager
     def _locked(self, after=()):
@@ -135,20 +126,18 @@ class Replica:
         with tf.control_dependencies(done):
             self.unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
-    def _average(self, theirs, era):
+    def _average(self, theirs):
         """passive worker: x ← (theirs + x) / 2; returns that."""
         with self._locked() as done:
-            x, same = self._value(self.x), tf.equal(self._value(self.era), era)
-            mean = (theirs + x) / 2
-            new = tf.where_v2(same, mean, x)
-            handle = self._there(self.x)
-            done.append(tf.raw_ops.AssignVariableOp(resource=handle, value=new))
+            mean = (theirs + self._value()) / 2
+            assign = tf.raw_ops.AssignVariableOp(resource=self._there(), value=mean)
+            done.append(assign)
         with tf.control_dependencies([self.unlocked]):
-            return [tf.where_v2(same, mean, theirs)]
+            return tf.identity(mean)
 
-    def _read(self, era):
-        """Any worker: returns x, and whether it is of this incarnation."""
-        return [self._value(self.x), tf.equal(self._value(self.era), era)]
+    def _read(self, any_tensor):
+        """Any worker: returns x."""
+        return self._value()
 
     # --- What a round does ------------------------------------------------------
 
@@ -171,8 +160,8 @@ class Replica:
         if not self.near:
             return []
         with tf.control_dependencies([x]):
-            era, talk = self.era.read_value(), self.talk.read_value()
-        (mean,) = self._call(self.choose(), self.average_there, x, era)
+            talk = self.talk.read_value()
+        mean = self._call(self.choose(), self.average_there, x)
         with tf.control_dependencies([mean]):
             in_time = tf.equal(self.talk.read_value(), talk)
             new = tf.where_v2(in_time, mean, self.x.read_value())

@@ -1,16 +1,23 @@
-"""Who is where: the host lists and TF_CONFIG, read and checked. `flags` calls it.
+"""Who is where: the host lists and TF_CONFIG, read and checked. Is somebody there?
 
 A mistake raises ValueError with the sentence that the user is to see.
 """
 
 import json
-
-from cluster import ports
+import socket
 
 LOOKS = (
     'TF_CONFIG must look like {"cluster": {"chief": ["host:port"], "worker": '
     '["host:port"], "ps": ["host:port"]}, "task": {"type": "ps", "index": 0}}'
 )
+JOBS = {"chief", "master", "worker", "ps", "evaluator"}
+CLOSED = "nothing is at the port"  # the host is there, and the process is not
+# What a client of HTTP/2 says first: its preface, and settings that change nothing.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+SETTINGS = b"\4"  # the kind of a frame, its fourth byte
+
+
+# --- Host lists -------------------------------------------------------------------
 
 
 def from_tf_config(text, with_ps=True):
@@ -22,54 +29,27 @@ def from_tf_config(text, with_ps=True):
     """
     try:
         config = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"TF_CONFIG is not JSON: {error}") from None
-    try:
-        cluster, job = config["cluster"], config["task"]["type"]
-        index = int(config["task"]["index"])
-        sparse = [name for name in cluster if isinstance(cluster[name], dict)]
-        hosts = {name: _texts(cluster[name]) for name in cluster if name not in sparse}
-    except (KeyError, TypeError, ValueError):
+        job, index = config["task"]["type"], int(config["task"]["index"])
+        jobs = {name: [*map(str, hosts)] for name, hosts in config["cluster"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(LOOKS) from None
-    if sparse:
+    known = set(jobs) <= JOBS and (job in jobs or job == "evaluator")
+    if not known or bool(jobs.get("ps")) != with_ps:
+        text = "one" if with_ps else "none"
         raise ValueError(
-            f"TF_CONFIG: {sparse[0]} is a dict (Kubeflow's enableDynamicWorker): every "
-            "task must know the addresses of all, as a list"
+            f"TF_CONFIG: a job is unknown, or missing, or a ps: here is {text}. {LOOKS}"
         )
-    # An evaluator has no part in the cluster, whether it is listed or not.
-    listed = hosts.pop("evaluator", None)
-    for name in hosts:
-        if name not in ("chief", "master", "worker", "ps"):
-            raise ValueError(f"TF_CONFIG: the cluster has an unknown job {name!r}")
-    if with_ps and not hosts.get("ps"):
-        raise ValueError("TF_CONFIG: the cluster has no ps to hold the parameters")
-    if hosts.get("ps") and not with_ps:
-        raise ValueError("TF_CONFIG: the cluster has a ps, and this scheme has none")
-    if job == "evaluator":
-        hosts[job] = listed or [""]
-    if job not in hosts:
-        raise ValueError(
-            f"TF_CONFIG: the task is of job {job!r}, which the cluster does not have"
-        )
-    chief = hosts.get("chief", []) + hosts.get("master", [])
+    chief = jobs.get("chief", []) + jobs.get("master", [])
     if len(chief) > 1:
         raise ValueError(f"TF_CONFIG: {len(chief)} chiefs; there can be one")
-    if not 0 <= index < len(hosts[job]):
-        raise ValueError(
-            f"TF_CONFIG: {job} index {index} is not in 0..{len(hosts[job]) - 1}"
-        )
+    if index < 0:
+        raise ValueError(f"TF_CONFIG: {job} index {index} is negative")
     return (
         job if job in ("ps", "evaluator") else "worker",
         index + (len(chief) if job == "worker" else 0),
-        ",".join(hosts.get("ps", [])),
-        ",".join(chief + hosts.get("worker", [])),
+        ",".join(jobs.get("ps", [])),
+        ",".join(chief + jobs.get("worker", [])),
     )
-
-
-def _texts(addresses):
-    if not isinstance(addresses, list):
-        raise TypeError
-    return list(map(str, addresses))
 
 
 def host_lists(**texts):
@@ -90,54 +70,95 @@ def host_lists(**texts):
             if address in seen:
                 raise ValueError(
                     f"--{flag}: {address} is listed twice, first in --{seen[address]}; "
-                    "tasks on one machine need different ports, as in "
-                    "localhost:2222,localhost:2223"
+                    "tasks on one machine need different ports"
                 )
             seen[address] = flag
     return lists
 
 
-def of_this_task(job, index, hosts):
-    """Returns the address at which a task is to serve, out of its job's hosts."""
-    if index >= len(hosts):
-        raise ValueError(
-            f"--task_index {index}: --{job}_hosts has {len(hosts)} entries, "
-            f"0..{len(hosts) - 1}"
-        )
-    return hosts[index]
+# --- Tasks ------------------------------------------------------------------------
 
 
-def serving(args):
-    """Returns {task: address} of those who must be there before a run can begin.
+def device(job, index):
+    """Returns the device of a task."""
+    return f"/job:{job}/task:{index}"
 
-    A task is (job, index); the first keeps what all agree on. They are the ps, who
-    serve until the chief says that the run is over, and the other workers where one
-    client builds the graph of all; in a scheme without ps the chief.
+
+def one_client(args):
+    """Says whether the chief builds the graph of all, and other workers only serve."""
+    return getattr(args, "one_client", False)
+
+
+def servers(args):
+    """Returns {(job, index): address} of the tasks that serve until the run is over.
+
+    They are the ps, and with one client the other workers; without a ps the chief. The
+    first has the board, and counts the updates.
     """
-    found = {("ps", i): address for i, address in enumerate(args.ps_hosts)}
-    if clients(args) == 1:
-        others = list(enumerate(args.worker_hosts))[1:]
-        found.update({("worker", k): address for k, address in others})
+    found = {("ps", k): address for k, address in enumerate(args.ps_hosts)}
+    if one_client(args):
+        others = [*enumerate(args.worker_hosts)][1:]
+        found |= {("worker", k): address for k, address in others}
     return found or {("worker", 0): args.worker_hosts[0]}
 
 
-def everybody(args):
-    """Returns {task: address} of the whole cluster: every ps, then every worker."""
-    jobs = ("ps", args.ps_hosts), ("worker", args.worker_hosts)
-    return {(job, i): host for job, hosts in jobs for i, host in enumerate(hosts)}
+def home(args):
+    """Returns the device of the first of the `servers`."""
+    return device(*next(iter(servers(args))))
 
 
-def clients(args):
-    """Returns how many workers build a graph and run it: all, or the chief for all."""
-    return 1 if getattr(args, "one_client", False) else len(args.worker_hosts)
+# --- Is somebody there? -----------------------------------------------------------
 
 
-def device(task):
-    """Returns the device of a task (job, index)."""
-    return "/job:{}/task:{}".format(*task)
+def split(address):
+    """Returns the (host, port) of host:port."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
-def check_port(job, address):
-    """Raises ValueError if another program listens where this task is to serve."""
-    if not ports.is_free(int(address.rpartition(":")[2])):
-        raise ValueError(f"--{job}_hosts: the port of {address} is in use on this host")
+def is_free(port):
+    """Says whether a server could listen on the port."""
+    with socket.socket() as probe:
+        # As gRPC binds: a port in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def resolve(address):
+    """Returns the numeric addresses behind the name in host:port, none if unknown."""
+    try:
+        return {item[4][0] for item in socket.getaddrinfo(*split(address))}
+    except OSError:
+        return set()
+
+
+def answers(address, seconds=2):
+    """Says whether anything accepts a connection at host:port."""
+    try:
+        socket.create_connection(split(address), seconds).close()
+        return True
+    except OSError:
+        return False
+
+
+def silence(address):
+    """Returns why gRPC does not answer at host:port, "" if it does.
+
+    It does not in a task that is stopped, though the system accepts connections for it.
+    A server of HTTP/2 begins with a frame of its settings.
+    """
+    try:
+        with socket.create_connection(split(address), 5) as connection:
+            connection.sendall(GREETING)
+            ours = connection.recv(9)[3:4] == SETTINGS
+            return "" if ours else "what answers is not a task"
+    except socket.gaierror:
+        return "nobody knows the name"
+    except ConnectionError:
+        return CLOSED
+    except OSError:
+        return "nothing answers"

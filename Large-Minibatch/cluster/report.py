@@ -1,20 +1,17 @@
-"""What a run prints, draws and writes; it decides nothing. `training` calls it."""
+"""What a run prints, draws and writes; it decides nothing. `run` calls it."""
 
 import contextlib
 import json
 import os
-import secrets
 import shlex
-import shutil
-import socket
 import sys
 import time
 
 import numpy as np
 
 from cluster import tensorflow_v1 as tf
-from cluster.rounds import APPLIED, LATE
-from cluster.task import AGAIN, Failure, fail, no_link
+from cluster.rounds import OVER
+from cluster.task import AGAIN, Failure, fail
 
 
 def print_placement():
@@ -30,14 +27,15 @@ class Report:
     """What one worker notes of its rounds and prints; the chief draws and writes.
 
     `metric` is the name of what the problem measures beside the loss, `test` the
-    tensors (loss, metric) on the test set and the feed that puts the set into them. In
-    place of one metric there may be a dict {name: metric}.
+    tensors (loss, metric) on the test set. In place of one metric there may be a dict
+    {name: metric}.
     """
 
     def __init__(self, args, metric, test):
-        self.args, self.metric, (self.tensors, self.feed) = args, metric, test
+        self.args, self.metric, self.tensors = args, metric, test
+        self.feed = dict  # returns what the tensors are fed: nothing, if w is at hand
         self.chief = args.task_index == 0
-        self.noted = []  # of the rounds since the last line: loss and staleness
+        self.noted = []  # of each call since the last line: losses and staleness
         self.loss_sum = self.rounds_made = 0
         self.line_time = self.line_step = self.due = None
         self.times = ()  # of the first and the last call
@@ -52,24 +50,21 @@ class Report:
 
         `losses` [n] and `counts` [n, 3] are what rounds.Calls fetches.
         """
-        now, last = time.time(), None
+        now, made = time.time(), counts[:, 2] != OVER
         self.times = (self.times or (now, now))[0], now
-        for loss, (step, staleness, became) in zip(
-            losses.tolist(), counts.tolist(), strict=True
-        ):
-            if became in (APPLIED, LATE):
-                self.noted.append((loss, staleness))
-                self.loss_sum += loss
-                self.rounds_made += 1
-                last = step
-        if last is not None:
-            # The clock of a rate starts with the first call, or the first after a
-            # restore of older weights.
-            if self.due is None or last < self.line_step:
-                self._next_line(now, last)
-                self.patience = min(self.patience, 1)
-            elif last >= self.due or now - self.line_time > self.patience:
-                self._line(now, last)
+        if not made.any():
+            return
+        self.noted.append(np.stack([losses, counts[:, 1]], axis=1)[made])
+        self.loss_sum += float(losses[made].sum())
+        self.rounds_made += int(made.sum())
+        last = int(counts[made][-1, 0])
+        # The clock of a rate starts with the first call, or the first after a restore
+        # of older weights.
+        if self.due is None or last < self.line_step:
+            self._next_line(now, last)
+            self.patience = 1
+        elif last >= self.due or now - self.line_time > self.patience:
+            self._line(now, last)
 
     def _next_line(self, now, step):
         self.noted = []
@@ -78,7 +73,7 @@ class Report:
         self.due = (step // every + 1) * every
 
     def _line(self, now, step):
-        loss, staleness = np.mean(self.noted, axis=0)
+        loss, staleness = np.concatenate(self.noted).mean(axis=0)
         rate = (step - self.line_step) / max(now - self.line_time, 1e-6)
         text = f"step {step:>{len(str(self.args.steps))}}/{self.args.steps}"
         text += f"  loss {loss:.4f}  staleness {staleness:.1f}  {rate:.0f} steps/s"
@@ -98,40 +93,39 @@ class Report:
 
     def test(self, session):
         """Returns loss and metrics {name: number} of the center variable, test set."""
-        loss, found = session.run(self.tensors, self.feed)
+        loss, found = session.run(self.tensors, self.feed())
         found = found if isinstance(found, dict) else {self.metric: found}
         return float(loss), {name: float(value) for name, value in found.items()}
 
-    def draw(self, session):
+    def draw_line(self, session):
         """Chief: adds a point to TensorBoard's curves whenever a line was printed."""
         if self.point:
             (step, values), self.point = self.point, None
-            self._add(step, values, *self.test(session))
+            self._draw(step, values, *self.test(session))
 
-    def _add(self, step, values, loss, metrics):
+    def _draw(self, step, values, loss, metrics):
         tested = {f"test {name}": value for name, value in metrics.items()}
         values = {**values, "test loss": loss, **tested}
-        named = {name.replace(" ", "_"): value for name, value in values.items()}
-        self.curves.add(step, named)
+        self.curves.add(step, {name.replace(" ", "_"): v for name, v in values.items()})
 
     def write(self, session, summary):
         """Chief: tests the center variable, writes result.json, prints the last lines.
 
-        `summary` is what training.summary returns. Raises Failure if the test loss is
-        not finite.
+        `summary` is what Stats.summary returns, and more. Raises Failure if the test
+        loss is not finite. If the result cannot be written it ends the program, as one
+        that another start may help.
         """
-        step, logdir = summary["global_steps"], self.args.logdir
-        path = os.path.join(logdir, "result.json")
-        if step == summary["resumed_from"] == _step_of(path):
+        step, before = summary["global_steps"], summary["resumed_from"]
+        logdir, path = self.args.logdir, os.path.join(self.args.logdir, "result.json")
+        if step == before == _read(path).get("global_steps"):
             print(f"nothing to do: {logdir} is at global step {step}")
             return
         loss, metrics = self.test(session)
         if not np.isfinite(loss):
             raise Failure(f"the test loss is {loss}: training diverged")
-        tested = {f"test_{name}": value for name, value in metrics.items()}
         result = {
             "scheme": self.args.scheme,
-            **tested,
+            **{f"test_{name}": value for name, value in metrics.items()},
             "test_loss": loss,
             **summary,
             "workers": len(self.args.worker_hosts),
@@ -140,34 +134,28 @@ class Report:
             "data": self.args.data,
             "flags": vars(self.args),
         }
-        self._add(step, {}, loss, metrics)
-        written = self._write(path, result)
-        print(f"curves: {show_curves(logdir)}")
-        before, seconds = summary["resumed_from"], summary["seconds"]
+        self._draw(step, {}, loss, metrics)
+        lost = ""
+        try:
+            with open(path + ".part", "w") as file:
+                json.dump(result, file, indent=2)
+            os.replace(path + ".part", path)
+            print(f"result: {path}")
+        except OSError as error:
+            lost = f"the result is not written: {path}: {error.strerror}"
+            with contextlib.suppress(OSError):
+                os.remove(path + ".part")
+        program = f"{shlex.quote(short(sys.executable))} -m tensorboard.main"
+        print(f"curves: {program} --logdir {shlex.quote(logdir)}")
         of_them = f", {step - before} of them" if before else ""
         said = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         print(
-            f"test {said} after {step} global steps{of_them} in {seconds:.1f} s "
-            f"({summary['steps_per_second']:.0f} steps/s, "
+            f"test {said} after {step} global steps{of_them} in "
+            f"{summary['seconds']:.1f} s ({summary['steps_per_second']:.0f} steps/s, "
             f"{summary['examples_per_second']:.0f} examples/s)"
         )
-        if not written:
-            fail(f"--logdir {logdir}: result.json could not be written", AGAIN)
-
-    @staticmethod
-    def _write(path, result):
-        try:
-            with open(path + ".part", "w", opener=no_link) as file:
-                json.dump(result, file, indent=2)
-                file.write("\n")
-            os.replace(path + ".part", path)
-            print(f"result: {path}")
-            return True
-        except OSError as error:
-            print(f"the result is not written: {path}: {error.strerror}")
-            with contextlib.suppress(OSError):
-                os.remove(path + ".part")
-            return False
+        if lost:
+            fail(lost, AGAIN)
 
 
 def step_if_over(args):
@@ -183,15 +171,11 @@ def step_if_over(args):
     return result["global_steps"] if result["global_steps"] >= steps else None
 
 
-def _step_of(path):
-    """Returns the global step of a result.json, None if it cannot be read."""
-    return (_read(path) or {}).get("global_steps")
-
-
 def _read(path):
-    """Returns what a result.json says, None if it cannot be read."""
+    """Returns what a result.json says, {} if it cannot be read."""
     with contextlib.suppress(OSError, ValueError), open(path) as file:
         return json.load(file)
+    return {}
 
 
 def short(path):
@@ -199,25 +183,14 @@ def short(path):
     return min(path, os.path.relpath(path), key=len)
 
 
-def show_curves(logdir):
-    """Returns the command that shows the curves; it installs TensorBoard if need be."""
-    beside = os.path.dirname(sys.executable)
-    program = shutil.which("tensorboard", path=beside) or shutil.which("tensorboard")
-    name = shlex.quote(short(program or sys.executable))
-    if not program:
-        name = f"{name} -m pip install tensorboard && {name} -m tensorboard.main"
-    return f"{name} --logdir {shlex.quote(logdir)}"
-
-
 class Curves:
     """TensorBoard's curves: a file of events in LOGDIR, written at once.
 
-    A point that a full disk has no room for is left out, and training goes on.
+    If the disk is full they end, and training goes on.
     """
 
     def __init__(self, logdir):
-        self.logdir, self.writer, self.opened = logdir, None, 0
-        self.graph = tf.get_default_graph()
+        self.logdir, self.writer = logdir, None
 
     def add(self, step, values):
         """Adds a point to each curve, at a global step; `values` are {name: number}."""
@@ -228,23 +201,16 @@ class Curves:
 
     def write(self, step, summary):
         """Writes a Summary, which may have pictures too."""
-        try:
+        with contextlib.suppress(tf.errors.OpError, OSError):
             if self.writer is None:
-                self._open()
+                # A FileWriter's thread would end in a traceback, and this run with it.
+                name = f"events.out.tfevents.{time.time():.0f}.{os.urandom(4).hex()}"
+                path = os.path.join(self.logdir, name)
+                self.writer = tf.python_io.TFRecordWriter(path)
+                self._write(file_version="brain.Event:2")
+                graph = tf.get_default_graph().as_graph_def()
+                self._write(graph_def=graph.SerializeToString())
             self._write(step=step, summary=summary)
-        except (tf.errors.OpError, OSError):
-            self.writer = None
-
-    def _open(self):
-        # As TensorFlow names them, and no two of them alike, whoever else writes here.
-        # TensorBoard reads them in the order of their names.
-        self.opened += 1
-        unique = f"{os.getpid()}.{self.opened:04}.{secrets.token_hex(4)}"
-        names = f"{time.time():.0f}.{socket.gethostname()}.{unique}"
-        path = os.path.join(self.logdir, f"events.out.tfevents.{names}")
-        self.writer = tf.python_io.TFRecordWriter(path)
-        self._write(file_version="brain.Event:2")
-        self._write(graph_def=self.graph.as_graph_def().SerializeToString())
 
     def _write(self, **content):
         event = tf.Event(wall_time=time.time(), **content)

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from cluster import task, timeline, towers
+from cluster import addresses, task, timeline, towers
 from cluster import tensorflow_v1 as tf
 
 
@@ -40,7 +40,7 @@ def size(stage):
 
 def on(s):
     """Puts what is built inside on the worker of stage s."""
-    return tf.device(f"/job:worker/task:{s}")
+    return tf.device(addresses.device("worker", s))
 
 
 def variables(args, learning):
@@ -51,19 +51,6 @@ def variables(args, learning):
         with on(s):
             pieces[s] = tf.get_variable(f"center_{s}", initializer=piece)
     return pieces
-
-
-def pull(center, after=()):
-    """Returns the weights of each stage, read where they are: no message.
-
-    `after` has what the read of each waits for.
-    """
-    read = []
-    for s, piece in enumerate(center):
-        wait = tf.nest.flatten(after[s : s + 1])
-        with on(s), tf.control_dependencies(wait):
-            read.append(piece.read_value())
-    return read
 
 
 @contextlib.contextmanager
@@ -108,14 +95,10 @@ def meet(device, tensors):
         return tf.zeros([0])
 
 
-def widths(args, layers):
-    """Returns the numbers that one example has at each of the S − 1 cuts."""
-    return [stage[-1].outputs for stage in cut(args, layers)[:-1]]
-
-
 def sent(args, layers):
     """Returns the bytes of the activations of a mini-batch, and of their gradients."""
-    both = 4 * args.batch_size * sum(widths(args, layers))
+    widths = [stage[-1].outputs for stage in cut(args, layers)[:-1]]
+    both = 4 * args.batch_size * sum(widths)
     return np.array([both, both])
 
 

@@ -6,13 +6,13 @@ the scheme.
 """
 
 import contextlib
-import functools
+import math
 
 import numpy as np
 
+from cluster import addresses
 from cluster import tensorflow_v1 as tf
-from cluster.incarnation import Incarnation, temporary
-from cluster.rounds import APPLIED, NOT_JOINED, OVER, Counted
+from cluster.rounds import APPLIED, OVER, Counted
 
 # Counters, a row for each worker. The updates of all workers are the global step.
 COUNTERS = ("updates", "rounds", "dropped", "staleness", "examples", "pushed", "pulled")
@@ -24,36 +24,60 @@ UNKNOWN = -1e300  # stands for a time that is not known
 class Stats:
     """The global step and the counters: variables on ps 0, and what a round does."""
 
-    def __init__(self, args, incarnation=None):
-        """`incarnation` is the one that the graph has already, if it has one."""
+    def __init__(self, args):
         self.me, self.workers = args.task_index, len(args.worker_hosts)
-        self.incarnation = incarnation or Incarnation(args)
-        self.device = self.incarnation.device  # ps 0, or the chief if there is no ps
+        self.device = addresses.home(args)  # ps 0, or the chief if there is no ps
+        # Variables that are not saved: they begin anew with the ps. What a worker does
+        # before its first round in a session; and functions of a worker's Link, which
+        # build in its graph, and return what Beat.looks has.
+        self.unsaved, self.on_begin, self.looks = [], [], []
+        zeros = tf.zeros([0, len(COUNTERS)], tf.int64)
+        least = tf.zeros([0, len(LARGEST)], tf.float64)
         with tf.device(self.device):
             self.step = tf.train.get_or_create_global_step()
-            self._build()
+            # The number of rows is open: a run may be resumed with other workers.
+            self.counters = _table("counters", zeros)
+            self.largest = _table("largest", least)
+            # The counters when the ps began.
+            self.begun = _table("begun", zeros, saved=False)
+            tables = (self.counters, self.largest, self.begun)
+            self.all = [table.read_value() for table in tables]
             self.lock = tf.raw_ops.MutexV2(container="", shared_name="stats")
             # No update is made after so many. It begins with --steps.
             self.limit = self.temporary("limit", tf.constant(args.steps, tf.int64))
 
-    def _build(self):
-        # The number of rows is open: a run may be resumed with other workers.
-        zeros = tf.zeros([0, len(COUNTERS)], tf.int64)
-        least = tf.zeros([0, len(LARGEST)], tf.float64)
-        self.counters, self.largest = (
-            tf.Variable(
-                empty,
-                shape=[None, empty.shape[1]],
-                trainable=False,
-                name=name,
-                use_resource=True,
-            )
-            for name, empty in (("counters", zeros), ("largest", least))
-        )
-        # The counters when this incarnation began.
-        self.begun = temporary("begun", zeros, [None, len(COUNTERS)])
-        tables = (self.counters, self.largest, self.begun)
-        self.all = [table.read_value() for table in tables]
+    def temporary(self, name, initial):
+        """Returns a variable, where it is built, that is not in a checkpoint."""
+        options = dict(name=name, use_resource=True, collections=[])
+        self.unsaved.append(tf.Variable(initial, trainable=False, **options))
+        return self.unsaved[-1]
+
+    @property
+    def variables(self):
+        """What the ps hold of a run beside the saved variables."""
+        return [*self.unsaved, self.begun]
+
+    def open(self):
+        """Chief: returns what makes restored counters fit this run; training can begin.
+
+        `begun` comes last: before that some variable is not initialised.
+        """
+        with tf.device(self.device):
+            rows = tf.maximum(self.workers - tf.shape(self.all[0])[0], 0)
+            counters = tf.pad(self.all[0], [[0, rows], [0, 0]])
+            largest = tf.pad(self.all[1], [[0, rows], [0, 0]])
+            times = tf.fill([tf.shape(largest)[0], 2], tf.constant(UNKNOWN, tf.float64))
+            largest = tf.concat([times, largest[:, 2:]], 1)
+            ready = [
+                *(variable.initializer for variable in self.unsaved),
+                self.counters.assign(counters, read_value=False),
+                self.largest.assign(largest, read_value=False),
+                # A checkpoint reads its variables one after the other while training
+                # goes on: the counters are one variable, and say what is right.
+                self.step.assign(tf.reduce_sum(counters[:, 0]), read_value=False),
+            ]
+            with tf.control_dependencies(ready):
+                return self.begun.assign(counters, read_value=False)
 
     def stop(self):
         """Returns the operation after which no update is made but the next one.
@@ -64,27 +88,6 @@ class Stats:
             last = tf.minimum(held.read(self.limit), held.read(self.step) + 1)
             held.done.append(self.limit.assign(last, read_value=False))
         return self.unlocked
-
-    def temporary(self, name, initial):
-        """Returns a variable, where it is built, that an incarnation begins anew."""
-        return temporary(name, initial)
-
-    def prepare(self):
-        """Chief: returns the operations that make restored counters fit this run."""
-        with tf.device(self.device):
-            rows = tf.maximum(self.workers - tf.shape(self.all[0])[0], 0)
-            counters = tf.pad(self.all[0], [[0, rows], [0, 0]])
-            largest = tf.pad(self.all[1], [[0, rows], [0, 0]])
-            times = tf.fill([tf.shape(largest)[0], 2], tf.constant(UNKNOWN, tf.float64))
-            largest = tf.concat([times, largest[:, 2:]], 1)
-            return [
-                self.counters.assign(counters, read_value=False),
-                self.largest.assign(largest, read_value=False),
-                self.begun.assign(counters, read_value=False),
-                # A checkpoint reads its variables one after the other while training
-                # goes on: the counters are one variable, and say what is right.
-                self.step.assign(tf.reduce_sum(counters[:, 0]), read_value=False),
-            ]
 
     def read_step(self, after=()):
         """Returns the count of updates, int64 on ps 0, as a pull finds it."""
@@ -121,20 +124,19 @@ class Stats:
         `examples` how many it used; `seen` the count of updates at its pull; `sent` the
         bytes pushed and pulled, int64 [2], where the shapes do not say.
         """
-        after = [pushed[0]] if seen is None else [pushed[0], seen]
+        after = [one for one in (pushed[0], seen, sent) if tf.is_tensor(one)]
         with tf.device(self.device):
             # Whoever has the lock does not wait for another ps. Not for the sum of the
-            # sizes: TensorFlow rewrites sums, and forgets who waits for them.
+            # sizes, nor for that of the first piece: TensorFlow rewrites them, and
+            # forgets who waits for them.
             if sent is None:
                 sizes = [_elements(tensor) for tensor in pushed[1:]]
                 after += [one for one in sizes if tf.is_tensor(one)]
                 sent = size(*pushed), size(*tf.nest.flatten(pulled))
-            elif tf.is_tensor(sent):
-                after.append(sent)
             up, down = sent[0], sent[1]
         with self.locked(after) as held:
-            number, joined = held.read(self.step), held.joined
-            applied = tf.logical_and(joined, number < held.read(self.limit))
+            number = held.read(self.step)
+            applied = number < held.read(self.limit)
             # staleness := updates applied between pull and push
             staleness = tf.zeros_like(number) if seen is None else number - seen
             row = self.row(updates=1, rounds=1, examples=examples)
@@ -143,7 +145,7 @@ class Stats:
             held.add(row, applied, applied, staleness)
             one = tf.cast(applied, tf.int64)
             held.done.append(self.step.assign_add(one, read_value=False))
-            became = tf.where(applied, APPLIED, tf.where(joined, OVER, NOT_JOINED))
+            became = tf.where(applied, APPLIED, OVER)
         return self.counted(number, staleness, applied, became)
 
     @staticmethod
@@ -152,8 +154,33 @@ class Stats:
         return np.array([counts.get(name, 0) for name in COUNTERS], np.int64)
 
     def summary(self, session):
-        """Chief: returns the counters as a dict for result.json."""
-        return summary(*session.run(self.all))
+        """Chief: returns the counters as a dict for result.json.
+
+        Rates are of this life of the ps, all else is since global step 0.
+        """
+        counters, largest, begun = session.run(self.all)
+        made = dict(zip(COUNTERS, counters.sum(axis=0).tolist(), strict=True))
+        before = dict(zip(COUNTERS, begun.sum(axis=0).tolist(), strict=True))
+        rounds = counters[:, COUNTERS.index("rounds")]
+        first, last = -largest[:, 0], largest[:, 1]
+        first, last = first[last > 0], last[last > 0]  # of who made an update
+        seconds = max(last.max() - first.min(), 1e-6) if len(last) else math.inf
+        updates, examples = (made[k] - before[k] for k in ("updates", "examples"))
+        return {
+            "global_steps": made["updates"],
+            "resumed_from": before["updates"],
+            "examples": made["examples"],
+            "seconds": seconds if len(last) else 0.0,
+            "seconds_to_all_started": first.max() - first.min() if len(last) else 0.0,
+            "examples_per_second": examples / seconds,
+            "steps_per_second": updates / seconds,
+            "rounds_per_worker": dict(enumerate(rounds.tolist())),
+            "gradients_dropped": made["dropped"],
+            "bytes_pushed": made["pushed"],
+            "bytes_pulled": made["pulled"],
+            "mean_staleness": made["staleness"] / max(1, made["updates"]),
+            "max_staleness": int(largest[:, 2].max()),
+        }
 
 
 class Locked:
@@ -165,12 +192,6 @@ class Locked:
 
     def __init__(self, stats, lock):
         self.stats, self.after, self.done = stats, [lock], []
-
-    @functools.cached_property
-    def joined(self):
-        """Whether this worker has joined the incarnation, so that its pushes count."""
-        with tf.control_dependencies(self.after):
-            return self.stats.incarnation.has_joined()
 
     def read(self, variable):
         """Returns the value of a variable on ps 0."""
@@ -215,33 +236,13 @@ def _elements(tensor):
         return tf.size(tensor, out_type=tf.int64)
 
 
-def summary(counters, largest, begun):
-    """Returns the counters as a dict, from what `Stats.all` is at the end.
-
-    Rates are of the incarnation that ended well, all else is since global step 0.
-    """
-    sums, before = (
-        dict(zip(COUNTERS, rows.sum(axis=0).tolist(), strict=True))
-        for rows in (counters, begun)
+def _table(name, empty, saved=True):
+    """Returns a variable with any number of rows, and now none."""
+    return tf.Variable(
+        empty,
+        shape=[None, empty.shape[1]],
+        trainable=False,
+        name=name,
+        use_resource=True,
+        collections=[tf.GraphKeys.GLOBAL_VARIABLES] if saved else [],
     )
-    rounds = counters[:, COUNTERS.index("rounds")]
-    first, last = -largest[:, 0], largest[:, 1]
-    there = last > 0  # who made an update in this incarnation
-    seconds = max(last.max() - first[there].min(), 1e-6) if there.any() else 0.0
-    late = first[there].max() - first[there].min() if there.any() else 0.0
-    made = {name: sums[name] - before[name] for name in ("updates", "examples")}
-    return {
-        "global_steps": sums["updates"],
-        "resumed_from": before["updates"],
-        "examples": sums["examples"],
-        "seconds": seconds,
-        "seconds_to_all_started": late,
-        "examples_per_second": made["examples"] / seconds if seconds else 0.0,
-        "steps_per_second": made["updates"] / seconds if seconds else 0.0,
-        "rounds_per_worker": dict(enumerate(rounds.tolist())),
-        "gradients_dropped": sums["dropped"],
-        "bytes_pushed": sums["pushed"],
-        "bytes_pulled": sums["pulled"],
-        "mean_staleness": sums["staleness"] / max(1, sums["updates"]),
-        "max_staleness": int(largest[:, 2].max()),
-    }

@@ -3,73 +3,39 @@
 A group is the workers whose work is one update: all of them, or each alone.
 """
 
-import contextlib
+import concurrent.futures
 import copy
 import functools
-import threading
 import time
 
 import numpy as np
 
-from cluster import rounds, run, stats
+from cluster import rounds, stats
 from cluster import tensorflow_v1 as tf
 
 
-class Run(run.Run):
-    """The client's part in a run."""
+def count(counters, group, pushed, examples, pulled, seen=None):
+    """Numbers the update of a group, as `Stats.count` does; returns its Counted.
 
-    def __init__(self, args, target, config, stats, learning, calls, test, measure):
-        """`measure(session)` returns what result.json says beside the counters."""
-        super().__init__(args, target, config, stats, learning, calls, test)
-        self.measure = measure
-
-    def summary(self, session):
-        """Returns the counters since step 0, and what was measured at the end."""
-        return {**super().summary(session), **self.measure(session)}
-
-
-# --- Counters -----------------------------------------------------------------
-
-
-class Stats(stats.Stats):
-    """The counters, where one push is that of a group of workers."""
-
-    group = (0,)
-
-    def of(self, group):
-        """Returns these counters for the pushes of a group.
-
-        The update is the first worker's; each has its round, examples and bytes.
-        """
-        these = copy.copy(self)
-        these.group, these.me = group, group[0]
-        return these
-
-    @contextlib.contextmanager
-    def locked(self, after):
-        """Holds the lock as any Stats do; what it yields counts for the group."""
-        with super().locked(after) as held:
-            yield _Locked(self, held)
-
-
-class _Locked(stats.Locked):
-    def __init__(self, stats, held):
-        super().__init__(stats, *held.after)
-        self.done = held.done
-
-    def add(self, row, counts, applied, staleness):
-        super().add(row, counts, applied, staleness)
-        others = list(self.stats.group[1:])
-        if others:
-            same = np.ones([len(others), len(stats.COUNTERS)], np.int64)
-            same[:, stats.COUNTERS.index("updates")] = 0
-            self.done.append(
-                tf.raw_ops.ResourceScatterAdd(
-                    resource=self.stats.counters.handle,
-                    indices=others,
-                    updates=same * row * tf.cast(counts, tf.int64),
-                )
-            )
+    The update is the first worker's; each has its round, its examples and its bytes.
+    """
+    first = copy.copy(counters)
+    first.me = group[0]
+    counted = first.count(pushed, examples, pulled, seen)
+    if len(group) == 1:
+        return counted
+    moved = dict(pushed=stats.size(*pushed), pulled=stats.size(pulled))
+    row = first.row(rounds=1, examples=examples, **moved)
+    rows = np.tile(row, [len(group) - 1, 1])
+    with tf.device(counters.device), tf.control_dependencies([counted.packed]):
+        others = tf.raw_ops.ResourceScatterAdd(
+            resource=counters.counters.handle,
+            indices=group[1:],
+            updates=rows * tf.cast(counted.applied, tf.int64),
+        )
+        with tf.control_dependencies([others]):
+            packed, applied = map(tf.identity, (counted.packed, counted.applied))
+    return counted._replace(packed=packed, applied=applied)
 
 
 # --- Rounds -------------------------------------------------------------------
@@ -85,59 +51,31 @@ class Calls:
             with tf.name_scope(f"group_{number}"):
                 one = functools.partial(one_round, group)
                 self.groups.append(rounds.Calls(one))
-        # Threads cannot build one graph: all is built before they begin.
-        for calls in self.groups if len(self.groups) > 1 else ():
-            for size in calls.sizes:
-                calls.fetch(size)
 
-    def make(self, session, left, report):
-        """Makes rounds of every group, as rounds.Calls does; returns the updates left.
+    def make(self, session, left):
+        """Makes one call, or of several groups all calls of about a second.
 
-        What a thread raises is raised here, when the others have ended, too.
+        Returns losses and counts as rounds.Calls does, by their global step. What a
+        thread raises is raised here, when the others have ended, too.
         """
         if len(self.groups) == 1:
-            return self.groups[0].make(session, left, report)
-        shared, found = InTurn(report), []
+            return self.groups[0].make(session, left)
+        until = time.monotonic() + rounds.CALL
 
         def work(calls):
-            try:
-                found.append(calls.make(session, left, shared))
-            except Exception as error:
-                shared.failed.append(error)
+            made = [calls.make(session, left)]
+            while time.monotonic() < until and rounds.OVER not in made[-1][1][:, 2]:
+                made.append(calls.make(session, left))
+            return made
 
-        threads = [threading.Thread(target=work, args=[one]) for one in self.groups]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if shared.failed:
-            raise shared.failed[0]
-        return min(found)
-
-
-class InTurn:
-    """A report in which the threads of a client write one after the other."""
-
-    def __init__(self, report):
-        self.report, self.args, self.lock = report, report.args, threading.Lock()
-        self.failed = []  # what the threads have raised
-
-    def rounds(self, losses, counts):
-        """Notes the rounds of a call; raises what another thread has raised."""
-        if self.failed:
-            raise self.failed[0]
-        with self.lock:
-            self.report.rounds(losses, counts)
+        with concurrent.futures.ThreadPoolExecutor(len(self.groups)) as pool:
+            found = [one for made in pool.map(work, self.groups) for one in made]
+        losses, counts = map(np.concatenate, zip(*found, strict=True))
+        order = np.argsort(counts[:, 0], kind="stable")
+        return losses[order], counts[order]
 
 
 # --- Input --------------------------------------------------------------------
-
-
-def merged(shards):
-    """Returns the learning problem of the first shard, with the input of all."""
-    feed = {key: value for shard in shards for key, value in shard.feed.items()}
-    initializer = tf.group(*[shard.initializer for shard in shards])
-    return shards[0]._replace(initializer=initializer, feed=feed)
 
 
 def batches(args, shards):

@@ -11,7 +11,7 @@ import collections
 
 import numpy as np
 
-from cluster import run
+from cluster import rounds
 from cluster import tensorflow_v1 as tf
 
 STRATEGIES = ("mod", "div")
@@ -78,10 +78,7 @@ class Table:
         slice_, place = locate(rows, self.rows, self.count, self.strategy)
         turns = tf.dynamic_partition(tf.range(tf.size(rows)), slice_, self.count)
         places = tf.dynamic_partition(place, slice_, self.count)
-        for k, variable in enumerate(self.slices):
-            with tf.device(variable.device):
-                places[k] = tf.identity(places[k])
-        return Asked(places, turns)
+        return Asked(rounds.send(places, self.slices), turns)
 
     def pull(self, asked, after=()):
         """Returns the rows asked for [n, d], on this worker.
@@ -101,13 +98,9 @@ class Table:
 
         The numbers of the rows are there since the pull.
         """
-        pushed = []
-        for k, variable in enumerate(self.slices):
-            mine = tf.gather(gradient, asked.turns[k])
-            with tf.device(variable.device):
-                mine = tf.identity(mine)
-            pushed.append(tf.IndexedSlices(mine, asked.places[k]))
-        return pushed
+        mine = [tf.gather(gradient, turns) for turns in asked.turns]
+        sent = rounds.send(mine, self.slices)
+        return [*map(tf.IndexedSlices, sent, asked.places)]
 
     def lookup(self, ids):
         """Returns the rows of any ids: float32 [*ids.shape, d]."""
@@ -132,27 +125,6 @@ class Table:
         }
 
 
-# --- The run ------------------------------------------------------------------
-
-
-class Run(run.Run):
-    """A worker's part in a run whose model is a table."""
-
-    def __init__(self, args, target, config, stats, table, learning, calls, test):
-        """`table` is the Table, the rest is as in run.Run."""
-        self.table, saver = table, Saver(table)
-        super().__init__(args, target, config, stats, learning, calls, test, saver)
-
-    def elements(self, learning):
-        """Returns how many numbers the table has."""
-        return self.table.rows * self.table.dimensions
-
-    def summary(self, session):
-        """Returns the counters since step 0, and what they say of the traffic."""
-        found = super().summary(session)
-        return {**found, **self.table.traffic(found)}
-
-
 class Saver:
     """Saves and restores a table: every ps writes and reads its own slice.
 
@@ -165,9 +137,10 @@ class Saver:
         self.table = table
         slices = {id(variable) for variable in table.slices}
         rest = [v for v in tf.global_variables() if id(v) not in slices]
-        self.same = tf.train.Saver(sharded=True)
+        self.same = tf.train.Saver(sharded=True, save_relative_paths=True)
         self.others = tf.train.Saver([v for v in rest if v is not table.layout])
         self.save = self.same.save
+        self.recover_last_checkpoints = self.same.recover_last_checkpoints
         self.begin = [v.initializer for v in [*table.slices, table.layout]]
         self.path, self.spec = (tf.placeholder(tf.string, s) for s in ([], [1]))
         self.turns, self.places = (tf.placeholder(tf.int32, [None]) for _ in range(2))

@@ -48,19 +48,26 @@ def rings(size, workers):
     return int(min(max(size / workers // CHUNK, 1), RINGS))
 
 
+def behind(operations, waits=False):
+    """Returns operations and all whose outputs they need; or for which one waits."""
+    found, waiting = set(), [*operations]
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += [tensor.op for tensor in op.inputs]
+            waiting += op.control_inputs if waits else []
+    return found
+
+
 def layers(value, vector):
     """Returns the pieces into which the loss `value` cuts `vector`, in their order.
 
     A loss cuts it by one `tf.split`, or it is one piece.
     """
-    behind, waiting = set(), [value.op]
-    while waiting:
-        op = waiting.pop()
-        if op not in behind:
-            behind.add(op)
-            waiting += [tensor.op for tensor in op.inputs]
+    needed = behind([value.op])
     # The sleep of a slow worker needs the vector too, but the loss does not need it.
-    users = [op for op in vector.consumers() if op in behind]
+    users = [op for op in vector.consumers() if op in needed]
     if len(users) == 1 and users[0].type == "Identity":
         return layers(value, users[0].outputs[0])
     if len(users) == 1 and users[0].type in ("Split", "SplitV"):

@@ -1,209 +1,179 @@
-"""A run of workers without a ps, as one of them sees it. Scripts of peers call it.
+"""A run of workers without a ps: together they begin, train, and end. Scripts call it.
 
-begin  the chief restores or initialises, and opens an incarnation; when all workers
-       have joined it, the weights of the chief are broadcast to all
-loss   a ring cannot go on without one of its workers, so that all end; when they are
-       started again they go on from the last checkpoint
-end    all compare their weights bit by bit and report to the chief, which saves, writes
-       the result, dismisses the others, and is the last to leave
+begin  the chief initialises or restores; when all workers are there its weights are
+       broadcast to all
+loss   a ring cannot go on without one of its workers. So all begin again, as the same
+       processes: they wait for the lost one, and go on from the last checkpoint
+end    all compare their weights bit by bit; then it is as with a ps, which here is the
+       chief: it has the board, and counts the updates
 """
 
 import contextlib
 import logging
+import threading
 import time
 
-import numpy as np
-
-from cluster import heartbeat, ports, run
+from cluster import addresses, board, link, task
 from cluster import tensorflow_v1 as tf
-from cluster.heartbeat import EVERY
-from cluster.patience import STARTING, wait
+from cluster.link import EVERY
 from cluster.ring import ConsistencyCheck
-from cluster.task import end_now
-
-REPLACED = " replaced"  # in the place of a process whose successor is there
 
 
-class Run(run.Run):
-    """A worker among its peers."""
+def serve(server, args):
+    """Chief: keeps the board, in a thread."""
+    if args.task_index == 0:
+        keep = threading.Thread(target=board.serve, args=(server, args), daemon=True)
+        keep.start()
 
-    @staticmethod
-    def heartbeat(*details):
-        """Returns the thread that sends the heartbeats, and looks who is lost."""
-        return FailureDetector(*details)
 
-    def __init__(self, args, target, config, stats, ring, learning, calls, test):
-        """`ring` is the Ring of all workers, the rest is as in run.Run."""
-        super().__init__(args, target, config, stats, learning, calls, test)
-        self.detector = self.rendezvous.heartbeat
-        self.detector.lost = self.leave
-        own = [variable.ref() for variable in stats.of_chief()]
-        shared = [v for v in tf.global_variables() if v.ref() not in own]
+class Peers:
+    """All workers of a run, as one of them sees them."""
+
+    def __init__(self, training, ring, calls):
+        """`training` is the run.Run, `ring` the Ring of all, `calls` lockstep.Calls."""
+        self.training, self.calls, self.args = training, calls, training.args
+        self.chief, self.hosts = training.chief, training.args.worker_hosts
+        stats = training.stats
+        of_chief = {v.ref() for v in (stats.step, stats.counters, stats.largest)}
+        shared = [v for v in tf.global_variables() if v.ref() not in of_chief]
+        shared.append(stats.number)
         self.broadcast = ring.broadcast(shared, self.chief)
         self.check = ConsistencyCheck(ring, shared)
         # A variable of a worker's own may begin from the weights.
         self.own = tf.local_variables_initializer()
-        state = stats.incarnation
-        with tf.device(state.device):
-            missing = tf.not_equal(state.joined.value(), state.number.value())
-            self.missing = tf.where(missing)[:, 0]
+        self.whole = False  # all are there, and nobody may be missing
+        self.goes, self.gone = False, threading.Event()  # this worker, told by TERM
+        training.beat.looks.append(self._look)
+        if self.args.min_workers and not self.chief:
+            task.before_the_end(self._go)
 
     # --- Begin ----------------------------------------------------------------
 
-    def __enter__(self):
-        super().__enter__()
-        if not self.chief:
-            again = f"{self.where(0)} to begin again, with this worker"
-            wait(self._is_free, lambda: again, STARTING * self.args.patience)
-        return self
+    def begin(self):
+        """Returns when all workers are there, with the weights of the chief."""
+        missing = []
 
-    def _is_free(self):
-        """Says whether no other process has been this worker in this incarnation.
+        def complete():
+            missing[:] = self._missing()
+            return not missing
 
-        If one has, it tells the chief, from whom all others hear that it is lost.
+        def what():
+            return self._where(missing[0])
+
+        link.wait(complete, what, self.args, link.starting(self.args))
+        self.whole = True
+        threading.Thread(target=self._watch, daemon=True).start()
+        with self.together():
+            self.training.session.run(self.broadcast)
+            self.training.session.run(self.own)
+
+    def _missing(self):
+        """Returns the numbers of the workers that are not there, [0] if unknown.
+
+        Begins again if the chief is a new process; the chief does if a worker is one.
         """
-        with contextlib.suppress(tf.errors.OpError), self.rendezvous.session() as told:
-            self.rendezvous.compare()  # so that the other process is gone
-            owners = self.rendezvous.state.owners
-            if not told.run(self.rendezvous.others)[1][self.args.task_index]:
-                return self.rendezvous.is_open()
-            self.rendezvous.tell(told, owners, REPLACED, self.args.task_index)
-        return False
+        with contextlib.suppress(tf.errors.OpError):
+            found, message = self.training.link.read(), self.training.message
+            chief = found["workers"].get("0", {"process": None})["process"]
+            mine = message.setdefault("chief", chief)
+            if chief != mine or self.chief and found["replaced"]:
+                self.again("a worker was started again")
+            if found["replaced"]:  # soon the chief is a new process
+                return [0]
+            return [
+                k
+                for k, host in enumerate(self.hosts)
+                if found["workers"].get(str(k), {"silent": 1})["silent"]
+                or not addresses.answers(host)
+            ]
+        return [0]
 
-    def where(self, worker):
-        """Returns a worker and its address, for a sentence."""
-        return f"worker {worker} at {self.args.worker_hosts[worker]}"
-
-    def prepare(self, session):
-        """Chief: restores or initialises, opens an incarnation; others: initialise."""
-        if self.chief:
-            super().prepare(session)
-        else:
-            session.run(self.initializer)
-
-    def open_session(self):
-        """Returns a session that has joined the run, with the weights of the chief."""
-        session = super().open_session()
-        wait(
-            lambda: not len(session.run(self.missing)),
-            lambda: self.where([*session.run(self.missing), 0][0]),
-            STARTING * self.args.patience,
-        )
-        self.detector.complete = True
-        # It has joined, but its name may not be known yet on this worker's host.
-        wait(
-            lambda: not self.detector.unreached_peers(),
-            lambda: self.where([*self.detector.unreached_peers(), 0][0]),
-            STARTING * self.args.patience,
-        )
-        session.run(self.broadcast)
-        session.run(self.own)
-        return session
+    def _where(self, worker):
+        return f"worker {worker} at {self.hosts[worker]}"
 
     # --- Loss -----------------------------------------------------------------
 
+    def _watch(self):
+        """Looks every two seconds whether the process of a worker is gone.
+
+        A call may wait for it for ever: one that is started again answers at the same
+        address, and knows nothing of the call.
+        """
+        while True:
+            time.sleep(EVERY)
+            for worker, host in enumerate(self.hosts if self.whole else ()):
+                if addresses.silence(host) == addresses.CLOSED:
+                    self._lost(worker)
+
+    def _look(self, board):
+        """Looks at the board, with each heartbeat, whether somebody is another one."""
+        self.calls.wish = self.goes or self.chief and board["wanted"]
+        if self.whole and str(self.args.task_index) not in board["workers"]:
+            self._lost(0)
+        if self.whole and board["replaced"]:
+            self._lost(None)
+        quiet = [k for k, worker in board["workers"].items() if not worker["left"]]
+        for worker in quiet if self.whole else ():
+            silent = board["workers"][worker]["silent"]
+            if silent > self.args.patience:
+                return f"no answer in {silent} s from {self._where(int(worker))}"
+        return None
+
+    def _lost(self, worker):
+        """Begins again without a worker, or with its next process."""
+        if self.whole:
+            self.whole = False
+            who = "a worker" if worker is None else self._where(worker)
+            self.again(f"lost {who}, and a ring cannot go on without it")
+
+    def again(self, reason):
+        """Begins again as the same process; or ends it, if this worker goes."""
+        if self.goes:
+            self.gone.set()  # the end itself is the signal's
+            threading.Event().wait()
+        task.begin_again(self.args, reason)
+
     @contextlib.contextmanager
-    def recovering(self):
-        """Ends the program at a loss: there is no session in which a ring goes on."""
+    def together(self):
+        """Begins again, as all others do, if a worker is lost inside."""
         try:
             yield
         except tf.errors.OpError as error:
-            if not self.is_lost(error):
+            if not task.is_lost(error):
                 raise
             logging.info("the ring is broken: %s", error)
-            self.leave()
+            gone = None
+            for _ in range(20):
+                # For a moment also the port of a process that was killed answers.
+                found = [
+                    k for k, a in enumerate(self.hosts) if not addresses.answers(a)
+                ]
+                gone = found[0] if found else gone
+                time.sleep(0 if found else 0.05)
+            self._lost(gone)
+            threading.Event().wait()  # another thread begins again
 
-    def leave(self, gone=None):
-        """Ends the program, and says why: `gone` is the lost worker, if it is known."""
-        hosts = self.args.worker_hosts
-        for _ in range(20 if gone is None else 0):
-            # For a moment also the port of a process that was killed answers.
-            silent = [k for k, host in enumerate(hosts) if not ports.answers(host)]
-            gone = silent[0] if silent else gone
-            time.sleep(0 if silent else 0.05)
-        # A session would wait for a chief that has just left for the same reason.
-        if gone != 0 and ports.answers(hosts[0]):
-            with contextlib.suppress(tf.errors.OpError):
-                with self.rendezvous.session() as told:
-                    reason = told.run(self.rendezvous.reason)
-                if reason:
-                    end_now(reason.decode(), 1)
-        who = "a worker" if gone is None else self.where(gone)
-        self.give_up(
-            f"lost {who}, and a ring cannot go on without it: started again, all go on "
-            "from the last checkpoint"
-        )
+    # --- Training and end -------------------------------------------------------
 
-    def give_up(self, sentence):
-        """Ends the program: another start may help."""
-        end_now(sentence)
+    def log(self, losses, counts):
+        """Notes the rounds of a call, as run.Run.log; workers may come or go."""
+        self.training.log(losses, counts)
+        self.training.left = min(self.training.left, self.calls.left)
+        if self.calls.changes and not self.calls.planned and self.training.left > 0:
+            self.check.make(self.training.session)
+            self.whole = False
+            if self.chief:
+                self.training.checkpoints.save(self.training.session)
+            step = self.args.steps - self.training.left
+            self.again(f"workers come or go at global step {step}")
 
-    # --- End ------------------------------------------------------------------
+    def _go(self):
+        self.goes = self.calls.wish = True
+        self.gone.wait()
 
-    def stop(self):
-        """Ends the run early: all workers agree on it before their next call."""
-        self.calls.stop = True
-
-    def end(self, session):
+    def end(self):
         """Compares the weights with those of all others, and ends as every run does."""
-        self.check.make(session)
-        self.detector.complete = False  # a worker that is silent now has left
-        super().end(session)
-
-
-class FailureDetector(heartbeat.Heartbeat):
-    """Looks every two seconds which worker is lost, also while a call waits for it.
-
-    The call may wait for ever: a lost worker that is started again answers at the same
-    address, and knows nothing of the call. `lost(worker)` is called from this thread,
-    once all workers have joined: the ring is `complete`.
-    """
-
-    complete, lost = False, None
-
-    def __init__(self, args, session, state):
-        super().__init__(args, session, state)
-        hosts, me = args.worker_hosts, args.task_index
-        # From whom this worker fetches: the one before it. The chief fetches reports.
-        self.dialled = {k: hosts[k] for k in range(len(hosts)) if not me or k == me - 1}
-        self.signs = state.silence(), state.owners.value()
-
-    def all_answer(self):
-        """Says whether the chief answers; finds out whether it is lost."""
-        answers = super().all_answer()
-        if not answers and ports.refuses(self.args.worker_hosts[0]):
-            self.renewed()
-        return answers
-
-    def renewed(self):
-        """The chief is lost, or is a new process."""
-        if self.complete:
-            self.lost(0)
-
-    def unreached_peers(self):
-        """Returns the workers from whom this one fetches and whom it cannot reach."""
-        missed = ports.unreachable(self.dialled.values())
-        return [k for k, host in self.dialled.items() if host in missed]
-
-    def look(self, session):
-        """Looks whether a worker was replaced, lost, silent, or cannot be reached."""
-        self.missed = self.unreached_peers()
-        super().look(session)
-        silence, owners = session.run(self.signs)
-        if not self.complete:
-            return
-        late = [k for k in self.missed if silence[k] > 1.5 * EVERY]
-        for worker in [*np.flatnonzero(owners == REPLACED.encode()), *late]:
-            if self.complete:
-                self.lost(int(worker))
-        # Only the chief: it would take a worker that ends first for the lost one.
-        quiet = int(np.argmax(silence))
-        if not self.args.task_index and silence[quiet] > self.args.patience:
-            where = f"worker {quiet} at {self.args.worker_hosts[quiet]}"
-            self.end(f"no answer in {silence[quiet]:.0f} s from {where}")
-
-    def cannot_reach(self, session):
-        """Returns {(who, task, address)}, also those from whom this worker fetches."""
-        me = "worker", self.args.task_index
-        found = {(me, ("worker", k), self.dialled[k]) for k in self.missed}
-        return super().cannot_reach(session) | (found if self.complete else set())
+        with self.together():
+            self.check.make(self.training.session)
+        self.whole = False  # a worker that is silent now has left
+        self.training.end()

@@ -10,11 +10,13 @@ import os
 import shutil
 import threading
 
-from cluster import membership
+from cluster import peers
 from cluster import tensorflow_v1 as tf
 from cluster.shards import filled
 
 CHIEF = "/job:worker/task:0"
+KEPT = 5  # checkpoints in LOGDIR
+serve = peers.serve
 
 
 class Parts:
@@ -141,10 +143,11 @@ class Saver:
 
     def __init__(self, own, parts):
         """`own` is the Saver of the variables that the chief has whole."""
-        self.own, self.parts, self.restored = own, parts, None
+        self.own, self.parts, self.restored, self.kept = own, parts, None, []
 
-    def save(self, session, path, **options):
-        """Saves one checkpoint of everything, as `path`."""
+    def save(self, session, path, step, **options):
+        """Saves one checkpoint of everything, as `path`-`step`, and lists it."""
+        path, options = f"{path}-{step}", {**options, "write_state": False}
         folder = f"{path}.parts"
         os.makedirs(folder, exist_ok=True)
         try:
@@ -152,6 +155,12 @@ class Saver:
             self.parts.save(folder, path, first)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # a full disk leaves it there
+        names = [os.path.basename(old) for old in [*self.kept, path]]
+        kept = names[-KEPT:]
+        tf.train.update_checkpoint_state(os.path.dirname(path), kept[-1], kept)
+        for old in self.kept[: len(names) - len(kept)]:
+            tf.train.remove_checkpoint(old)
+        self.kept = [*self.kept, path][-KEPT:]
 
     def restore(self, session, path):
         """Restores what the chief has whole. The parts follow with `restore_parts`."""
@@ -165,75 +174,57 @@ class Saver:
         self.own.restore(session, path)
         self.restored = path
 
+    def recover_last_checkpoints(self, paths):
+        """Notes the checkpoints that are there, the last one last."""
+        self.kept = [*paths]
+
     def restore_parts(self):
         """Restores the parts, when every worker has its variables."""
         if self.restored:
             self.parts.restore(self.restored)
 
 
-class Together:
-    """Calls after which no worker goes on before all have made them."""
+class Peers(peers.Peers):
+    """Workers that hold parts of what is trained."""
 
-    def __init__(self, calls, ring):
-        self.calls, self.all = calls, ring.sum(tf.zeros([1]))
-
-    def wait(self, session):
-        """Returns when all workers call it."""
-        session.run(self.all)
-
-    def make(self, session, left, report):
-        """Makes calls, as lockstep.Calls does, and waits."""
-        left = self.calls.make(session, left, report)
-        self.wait(session)
-        return left
-
-
-class Run(membership.Run):
-    """A worker among peers that hold parts of what is trained."""
-
-    def __init__(self, args, target, config, stats, ring, learning, calls, test):
-        calls = Together(calls, ring)
-        super().__init__(args, target, config, stats, ring, learning, calls, test)
-        self.parts = Parts(ring.held, target) if self.chief else None
-        self.fed, self.ending, self.ended = ring.held.fed, False, threading.Event()
+    def __init__(self, training, ring, calls):
+        super().__init__(training, ring, calls)
+        self.all = ring.sum(tf.zeros([1]))  # after which all have called it
+        self.ending, self.ended = False, threading.Event()
         if self.chief:
-            self.saver = Saver(self.saver, self.parts)
-            if self.fed is not None:
-                self.report.test = self._test
+            parts = Parts(ring.held, training.server.target)
+            self.saver = Saver(training.checkpoints.saver, parts)
+            training.checkpoints.saver = self.saver
+            training.before_the_end = self._save_between_rounds
+            if ring.held.fed is not None:
+                training.report.feed = lambda: {ring.held.fed: parts.read()}
 
-    def open_session(self):
-        """Returns a session that has joined the run; every worker has its parts."""
-        session = super().open_session()
-        if self.chief:
-            self.saver.restore_parts()
-        self.calls.wait(session)
-        return session
+    def begin(self):
+        """Returns when all workers are there, and have their parts."""
+        super().begin()
+        with self.together():
+            if self.chief:
+                self.saver.restore_parts()
+            self.training.session.run(self.all)
 
-    def _test(self, session):
-        """Returns what Report.test does; the center is read from all workers."""
-        self.report.feed = {**self.report.feed, self.fed: self.parts.read()}
-        return self.Report.test(self.report, session)
-
-    def stop(self):
-        """Ends the run early: all workers agree on it before their next call."""
-        self.calls.calls.stop = True
-
-    def train(self, session):
-        """Makes rounds, as before. Chief: saves, too, if it is told to end."""
-        super().train(session)
-        if self.ending and not self.over:
-            self.save(session)
-            print(f"told to end: saved at global step {self.saved[0]}")
+    def log(self, losses, counts):
+        """Notes the rounds of a call when all have made them: the parts fit then."""
+        self.training.session.run(self.all)
+        super().log(losses, counts)
+        if self.ending and self.training.left > 0:
+            self.training.checkpoints.save(self.training.session)
+            step = self.training.checkpoints.step
+            print(f"told to end: saved at global step {step}")
             self.ended.set()
 
-    def give_up(self, sentence):
-        """Ends the program, unless it is told to end: then so are the others."""
+    def again(self, reason):
+        """Begins again, unless this worker is told to end: then so are the others."""
         if self.ending:
             self.ended.set()
             threading.Event().wait()  # the end itself is the signal's
-        super().give_up(sentence)
+        super().again(reason)
 
-    def _save_before_the_end(self):
+    def _save_between_rounds(self):
         # The parts fit together between rounds only, which the main thread makes.
         self.ending = True
         self.ended.wait()

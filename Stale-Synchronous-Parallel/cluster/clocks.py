@@ -10,10 +10,13 @@ A worker that was not heard of for a while is away, and nobody waits for it. Whe
 back it is as far as the slowest of the others.
 """
 
+import time
+
 import numpy as np
 
 from cluster import tensorflow_v1 as tf
-from cluster.heartbeat import GONE
+from cluster.link import GONE
+from cluster.stats import Stats
 
 AWAY = np.int64(2**63 - 1)  # the clock of a worker that nobody waits for
 
@@ -22,8 +25,7 @@ class Clocks:
     """On ps 0: the clocks, who waits, and a queue of tokens for each worker."""
 
     def __init__(self, args, stats):
-        self.stats, self.bound = stats, args.staleness
-        workers = len(args.worker_hosts)
+        self.stats, self.bound, workers = stats, args.staleness, stats.workers
         self.me = np.arange(workers) == stats.me
         with tf.device(stats.device):
             self.clocks = stats.temporary("clocks", tf.zeros([workers], tf.int64))
@@ -32,9 +34,7 @@ class Clocks:
                 tf.FIFOQueue(-1, tf.bool, [[]], shared_name=f"may_go_{worker}")
                 for worker in range(workers)
             ]
-        stats.incarnation.checks.append(lambda stats: check(args, stats))
-        # Those who wait in the incarnation before go on, and learn that they must join.
-        stats.incarnation.on_open += [queue.enqueue(True) for queue in self.queues]
+        stats.looks.append(lambda link: look(args, link))
 
     def _now(self, held, back):
         """Returns the clocks [N], those of who is `back` as far as the slowest."""
@@ -71,9 +71,7 @@ class Clocks:
     def wait(self, after):
         """Returns a tensor on ps 0 that is there as soon as this worker may begin.
 
-        Not before `after` is done. After the last update nobody waits, nor does a
-        worker that has to join first: its clock has not begun, so that nobody is
-        behind it.
+        Not before `after` is done. After the last update nobody waits.
         """
 
         def ask(_):
@@ -102,13 +100,27 @@ class Clocks:
         It runs after `update`, on every ps; the round counts if it was `applied`.
         """
         with self.stats.locked(update) as held:
-            one = tf.cast(self.me & held.joined & applied, tf.int64)
+            one = tf.cast(self.me & applied, tf.int64)
             self._set(held, self._now(held, self.me) + one)
         return self.stats.unlocked
 
 
-def check(args, stats):
-    """Returns what is done with every heartbeat, see `Rendezvous.make_checks`."""
-    clocks, silence = Clocks(args, stats), stats.incarnation.silence()
-    lives = clocks.me | (silence <= GONE)
-    return clocks.note(lives, ~lives), [], None
+def look(args, link):
+    """Returns what a worker does with each heartbeat: it notes on ps 0 who is away."""
+    absent = {}  # worker: since when it is not on the board
+    with link.graph.as_default():
+        clocks = Clocks(args, Stats(args))
+        away = tf.placeholder(tf.bool, [clocks.stats.workers])
+        note = clocks.note(clocks.me | ~away, ~clocks.me & away)
+
+    def look_at(board):
+        now, silent = time.monotonic(), []
+        for number in range(clocks.stats.workers):
+            worker = board["workers"].get(str(number))
+            if worker:
+                absent.pop(number, None)
+            since = now - worker["silent"] if worker else absent.setdefault(number, now)
+            silent.append(now - since > GONE)
+        link.run(note, {away: silent})
+
+    return look_at

@@ -1,96 +1,68 @@
 """A step that is open for N gradients and made once. Synchronous scripts call it.
 
 ps 0 decides, under the lock of the stats. Step t takes the first N gradients that were
-computed for it, at most one from each worker; later ones are dropped. The worker that
-brings the last of them makes the update, and then opens step t + 1: every worker gets a
-token. So the chief needs no thread for it, and nobody waits for the chief.
+computed for it, at most one from each worker; later ones are dropped. On each ps an
+accumulator has the mean of their pieces. The worker that ps 0 took last makes the
+update from it, and then opens step t + 1: every worker gets a token.
 """
+
+import time
 
 import numpy as np
 
-from cluster import rounds
+from cluster import addresses, link, rounds, task
 from cluster import tensorflow_v1 as tf
-from cluster.heartbeat import GONE
-from cluster.quorum import Quorum
-from cluster.stats import COUNTERS, size
-from cluster.sums import REFUSED, Sums
+from cluster.stats import COUNTERS, Stats, size
 
 ROUNDS = COUNTERS.index("rounds")
-# What has come of a worker's gradient: nothing yet; it is in the sums; it was the last
-# of its step, so that this worker makes the update.
-AWAY, ARRIVED, MAKER = 0, 1, 2
 
 
 class Barrier:
-    """On ps 0: who is in the open step, and a queue of tokens for each worker.
-
-    `sums` are the sums of the gradients that the open step has taken. `attempt` is the
-    number of the attempt to make it, larger than any before.
-    """
+    """On ps 0: who is in the open step, and a queue of tokens for each worker."""
 
     def __init__(self, args, center, stats):
         self.stats, self.size = stats, args.replicas_to_aggregate
         self.workers = len(args.worker_hosts)
-        self.sums = Sums(center, stats)
+        self.means = []
+        for i, piece in enumerate(center):
+            with tf.device(piece.device):
+                about = dict(shape=piece.shape, shared_name=f"mean_{i}")
+                self.means.append(tf.ConditionalAccumulator(tf.float32, **about))
         with tf.device(stats.device):
             # What is counted once the open step is complete.
-            nothing = tf.zeros([self.workers, len(COUNTERS)], tf.int64)
-            self.taken = stats.temporary("taken", nothing)
-            # It begins with the time, in microseconds, in each incarnation.
-            now = tf.cast(1e6 * tf.timestamp(), tf.int64)
-            self.attempt = stats.temporary("open_attempt", now)
-            away = tf.fill([self.workers], tf.constant(AWAY, tf.int64))
-            self.arrived = stats.temporary("arrived", away)
+            self.nothing = tf.zeros([self.workers, len(COUNTERS)], tf.int64)
+            self.taken = stats.temporary("taken", self.nothing)
+            # The last step that took a gradient of a worker which has begun anew since.
+            self.left = stats.temporary("left", tf.constant(-1, tf.int64))
             names = [f"tokens_{worker}" for worker in range(self.workers)]
             self.queues = [
                 tf.FIFOQueue(-1, tf.int64, [[]], shared_name=name) for name in names
             ]
             self.mine = self.queues[stats.me]
-            self.me = np.arange(self.workers) == stats.me
-        state = stats.incarnation
-        state.checks.append(lambda stats: check(args, center, stats))
-        with tf.control_dependencies([self.begin_again(self.me)]):
-            # A worker that joins throws its old tokens away and gets one for the open
-            # step. In a new incarnation all get one: those who still wait go on, and
-            # learn that they have to join.
-            with tf.control_dependencies([self.mine.dequeue_many(self.mine.size())]):
-                state.on_join.append(self.mine.enqueue(stats.step.read_value()))
-        state.on_open += [q.enqueue(stats.step.read_value()) for q in self.queues]
+        stats.on_begin.append(self._begin())
+        stats.looks.append(lambda line: Watch(args, line).look)
 
-    def begin_again(self, dead):
-        """Returns what empties the open step if one of the `dead` left it unfinished.
-
-        `dead` [workers] says whose process is gone. It was killed between the moment in
-        which ps 0 took its gradient and the one in which that was added everywhere, or
-        while it made the update: without it the step would stay open for ever.
-        """
-        stats = self.stats
-        with stats.locked([]) as held:
-            taken, arrived = held.read(self.taken), held.read(self.arrived)
-            half = (taken[:, ROUNDS] > 0) & tf.not_equal(arrived, ARRIVED)
-            stuck = tf.reduce_any(dead & half)
-            step = held.read(stats.step)
-            held.done.append(rounds.only_if(stuck, self._another_attempt))
-        with tf.device(stats.device), tf.control_dependencies([stats.unlocked]):
-            return rounds.only_if(tf.identity(stuck), lambda: self._tokens(step))
-
-    def _another_attempt(self):
-        """Returns what empties the step; each sum begins with its next piece."""
-        return tf.group(
-            self.taken.assign(tf.zeros(self.taken.shape, tf.int64), read_value=False),
-            self.arrived.assign([AWAY] * self.workers, read_value=False),
-            self.attempt.assign_add(1, read_value=False),
-        )
-
-    def _tokens(self, step):
-        return tf.group([queue.enqueue(step) for queue in self.queues])
+    def _begin(self):
+        """Returns what throws old tokens away, and gives one for the open step."""
+        with self.stats.locked([]) as held:
+            step, taken = held.read(self.stats.step), held.read(self.taken)
+            mine, left = taken[self.stats.me, ROUNDS] > 0, held.read(self.left)
+            with tf.control_dependencies([step]):
+                old = self.mine.dequeue_many(self.mine.size())
+            with tf.control_dependencies([old]):
+                # Two: a process before this one may still wait for one, on a host that
+                # was cut off.
+                held.done.append(self.mine.enqueue_many([tf.stack([step, step])]))
+            step = tf.where(mine, step, left)
+            held.done.append(self.left.assign(step, read_value=False))
+        return self.stats.unlocked
 
     def wait(self, after):
         """Returns the step t that this worker computes for, int64 on ps 0.
 
         The newest of its tokens, as soon as it has one and `after` is done: so a late
         worker skips the steps that were made without it. After the last update nobody
-        waits, nor does a worker that has to join first.
+        waits.
         """
 
         def newest():
@@ -99,10 +71,7 @@ class Barrier:
 
         with tf.device(self.stats.device), tf.control_dependencies(after):
             step = self.stats.step.read_value()
-            # As the round before found it: nobody is to look again while all wait. If
-            # the incarnation has ended since, its successor brings a token.
-            joined = self.joined if after else self.stats.incarnation.has_joined()
-            waits = joined & (step < self.stats.limit.read_value())
+            waits = step < self.stats.limit.read_value()
             return tf.cond(waits, newest, lambda: step)
 
     def offer(self, t, pushed, examples, pulled):
@@ -113,17 +82,13 @@ class Barrier:
         stats = self.stats
         with stats.locked([pushed[0], t]) as held:
             step, taken = held.read(stats.step), held.read(self.taken)[:, ROUNDS]
-            place = tf.reduce_sum(taken) < self.size
-            open_ = tf.logical_and(held.joined, step < held.read(stats.limit))
-            fits = tf.equal(t, step) & place & tf.equal(taken[stats.me], 0)
-            applied, late = open_ & fits, open_ & ~fits
-            made = dict(
-                rounds=1,
-                examples=examples,
-                pushed=size(*pushed),
-                pulled=size(*tf.nest.flatten(pulled)),
-            )
-            held.add(stats.row(dropped=1, **made), late, applied, 0)
+            place = tf.reduce_sum(taken) + 1
+            open_ = step < held.read(stats.limit)
+            fits = tf.equal(t, step) & (place <= self.size)
+            applied = open_ & fits & tf.equal(taken[stats.me], 0)
+            sent = dict(pushed=size(*pushed), pulled=size(*tf.nest.flatten(pulled)))
+            made = dict(rounds=1, examples=examples, **sent)
+            held.add(stats.row(dropped=1, **made), open_ & ~applied, applied, 0)
             held.done.append(
                 tf.raw_ops.ResourceScatterAdd(
                     resource=self.taken.handle,
@@ -133,89 +98,101 @@ class Barrier:
             )
             became = tf.where(applied, rounds.APPLIED, rounds.LATE)
             became = tf.where(open_, became, rounds.OVER)
-            became = tf.where(held.joined, became, rounds.NOT_JOINED)
-            staleness = tf.zeros_like(t)
-            self.named = held.read(self.attempt)
-        self.joined = held.joined
-        return stats.counted(t, staleness, applied, became)
+            # 1 to N, or 0: not taken.
+            self.place = tf.where(applied, place, tf.zeros_like(place))
+            none = tf.zeros_like(t)
+        return stats.counted(t, none, applied, became)
 
-    def add(self, pushed, applied, rule):
-        """Applies `rule(sum, piece)` on each ps if the gradient is `applied`.
+    def update(self, center, pushed, rule):
+        """Adds the gradient that was offered last to the mean, if it was taken.
 
-        Returns what comes after it, on each ps.
+        If it is the N-th, then once all N are there it applies `rule(variable, mean)`
+        on each ps, and opens the next step. Returns what comes after it, on ps 0.
         """
-        return self.sums.add(pushed, self._named(applied), rule)
+        done = []
+        for variable, piece, mean in zip(center, pushed, self.means, strict=True):
+            with tf.device(variable.device):
+                # One message to that ps, for all that depends on it there.
+                place = tf.identity(self.place)
+                # An accumulator drops what was computed for a step before 0.
+                step = tf.where(place > 0, tf.int64.max, tf.constant(-1, tf.int64))
+                with tf.control_dependencies([mean.apply_grad(piece, step)]):
+                    last = tf.equal(place, self.size)
 
-    def move(self, variables, applied, rule):
-        """Applies `rule(variable, sum)` on each ps if the gradient was the last one.
+                def move(variable=variable, mean=mean):
+                    return rule(variable, mean.take_grad(self.size))
 
-        Returns what comes after it, on each ps.
-        """
-        return self.sums.move(variables, self._named(applied), rule)
+                done.append(rounds.only_if(last, move))
+        with tf.device(self.stats.device), tf.control_dependencies(done):
+            last = tf.equal(self.place, self.size)
+            return [rounds.only_if(last, self._open_next)]
 
-    def _named(self, applied):
-        with tf.device(self.stats.device):
-            return tf.where(applied, self.named, REFUSED)
-
-    def complete(self, added, applied):
-        """Returns whether this gradient, now added on every ps, is the step's last."""
-        stats = self.stats
-        with stats.locked(added) as held:
-            # Not if the step was begun again meanwhile, see `begin_again`.
-            counts = applied & tf.equal(self.named, held.read(self.attempt))
-            # The others, each ARRIVED = 1: nobody is the MAKER while one is missing.
-            others = tf.reduce_sum(held.read(self.arrived))
-            last = tf.logical_and(counts, tf.equal(others, self.size - 1))
-            mark = tf.cast(counts, tf.int64) + tf.cast(last, tf.int64)
-            held.done.append(
-                tf.raw_ops.ResourceScatterAdd(
-                    resource=self.arrived.handle, indices=stats.me, updates=mark
-                )
-            )
-        with tf.device(stats.device), tf.control_dependencies([stats.unlocked]):
-            return tf.identity(last)
-
-    def open_next(self, update, last):
+    def _open_next(self):
         """Returns the operation that closes step t and opens t + 1.
 
-        It runs if this gradient was the `last` one and `update` is applied on every ps.
+        The step is full until the end of it: see Watch, if the worker dies meanwhile.
         """
-        stats = self.stats
-
-        def open_():
-            with stats.locked(update) as held:
-                taken = held.read(self.taken)
-                made = self.me[:, None] * stats.row(updates=1)
-                with tf.control_dependencies([taken]):
-                    held.done += [
-                        tf.raw_ops.ResourceScatterAdd(
-                            resource=stats.counters.handle,
-                            indices=list(range(self.workers)),
-                            updates=taken + made,
-                        ),
-                        self._another_attempt(),
-                        stats.step.assign_add(1, read_value=False),
-                    ]
-            with tf.control_dependencies([stats.unlocked]):
-                return self._tokens(stats.step.read_value())
-
-        with tf.device(stats.device):
-            return [rounds.only_if(last, open_)]
+        stats, made = self.stats, np.arange(self.workers) == self.stats.me
+        with stats.locked([]) as held:
+            step, taken = held.read(stats.step), held.read(self.taken)
+            tokens = [queue.enqueue(step + 1) for queue in self.queues]
+            with tf.control_dependencies([taken, *tokens]):
+                counted = tf.raw_ops.ResourceScatterAdd(
+                    resource=stats.counters.handle,
+                    indices=list(range(self.workers)),
+                    updates=taken + made[:, None] * stats.row(updates=1),
+                )
+                opened = stats.step.assign(step + 1, read_value=False)
+            with tf.control_dependencies([counted, opened]):
+                held.done.append(self.taken.assign(self.nothing, read_value=False))
+        return stats.unlocked
 
 
-def check(args, center, stats):
-    """Returns what is checked with every heartbeat, see `Rendezvous.make_checks`.
+class Watch:
+    """Looks with each heartbeat whether the open step can be made."""
 
-    A step that a dead worker left unfinished is begun again. And while fewer than N
-    workers live no step is complete: the quorum says for how long that may be.
-    """
-    state = stats.incarnation
-    barrier = Barrier(args, center, stats)
-    begun = barrier.begin_again(state.silence() > GONE)
-    with tf.device(stats.device):
-        waits = stats.step.read_value() < stats.limit.read_value()
-        silence = tf.where(
-            waits, state.silence(), tf.zeros([barrier.workers], tf.float64)
-        )
-        tensors = [silence, state.heartbeats.read_value() > 0]
-    return begun, tensors, Quorum(args).check
+    def __init__(self, args, line):
+        self.args, self.line = args, line
+        self.stuck, self.since = None, time.monotonic()
+        self.due = self.since
+        with line.graph.as_default():
+            stats = Stats(args)
+            barrier = Barrier(args, [], stats)
+            with tf.device(stats.device):
+                held = stats.step, stats.limit, barrier.left, barrier.taken
+                self.held = [variable.read_value() for variable in held]
+
+    def look(self, board):
+        """Returns a sentence if too few workers live for --patience seconds.
+
+        If one has died after ps 0 took its gradient, and before it had done all with
+        it, the chief has all ps begin again: from the last checkpoint.
+        """
+        args, there = self.args, board["workers"]
+        step, limit, left, taken = self.line.run(self.held)
+        workers, needed = len(args.worker_hosts), args.replicas_to_aggregate
+        lives = [k for k in there if there[k]["silent"] <= link.GONE]
+        gone = [k for k in range(workers) if str(k) not in lives]
+        dead = left == step or taken[gone, ROUNDS].any()
+        full = taken[:, ROUNDS].sum() == needed
+        before, self.stuck = self.stuck, step if dead and full else None
+        if args.task_index == 0 and before == step == self.stuck:
+            print(f"a worker died in the update of global step {step}", flush=True)
+            for who in addresses.servers(args):
+                line = link.Link(args, self.line, addresses.device(*who))
+                line.tell(word="again")
+        now = time.monotonic()
+        if workers - len(gone) >= needed or step >= limit:
+            self.since = self.due = now
+            return None
+        # Whoever never came may take as long as for every start.
+        came = all(str(k) in there for k in gone)
+        left = args.patience * (1 if came else link.STARTING) - (now - self.since)
+        who = ", ".join(map(str, gone))
+        text = f"worker {who}: a step takes the gradients of {needed} workers"
+        if left < 0:
+            return f"no heartbeat in {now - self.since:.0f} s from {text}"
+        if now >= self.due:  # every 10 s
+            print(f"still waiting for {text}; {left:.0f} s left", flush=True)
+            self.due = now + task.SAY
+        return None
