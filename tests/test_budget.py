@@ -23,10 +23,10 @@ def lines(*paths: Path) -> int:
 @pytest.mark.parametrize(
     ("folder", "most"),
     [
-        ("AGN", 2820),
-        ("HogWild", 2820),
-        ("Synchronous-SGD", 3020),
-        ("Ring-All-Reduce", 3420),
+        ("AGN", 2830),
+        ("HogWild", 2830),
+        ("Synchronous-SGD", 3030),
+        ("Ring-All-Reduce", 3440),
     ],
 )
 def test_what_is_around_a_scheme(folder: str, most: int) -> None:
@@ -43,7 +43,7 @@ def test_all_modules_and_launchers() -> None:
     own = [REPO.glob(f"*/{name}") for name in ("cluster/*.py", "launcher.py")]
     own = [path for paths in own for path in paths if path.name not in names]
     found = lines(*shared, *own)
-    assert found <= 5900, f"{found} lines, of them {lines(*own)} in {own}"
+    assert found <= 5920, f"{found} lines, of them {lines(*own)} in {own}"
 
 
 @pytest.mark.parametrize(
