@@ -3,7 +3,7 @@
   0  all updates are made; the chief has written the result
   1  it failed, said why, and would fail again
   2  a usage error: flags, data, addresses
-  3  something that it needs is not on this machine
+  3  something that it needs is not on this machine (launch.py says it)
 138  it failed, and another start may help (Kubernetes' policy ExitCode agrees)
 """
 

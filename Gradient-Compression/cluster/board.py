@@ -3,7 +3,8 @@
 It takes messages out of its inbox, notes them in one dict, judges with its own clock,
 and publishes that on the board. In a scheme without ps the chief does it, in a thread.
 
-    worker, process, fingerprint   this process lives, and is or wants to be a worker
+    worker, process, fingerprint   this process lives, and is or wants to be a worker;
+                                   the fingerprint is what all must have alike
         loss                       the mean loss of its rounds: it has no more to make
         left                       it has read that the run is over
         failed                     why the whole run has failed
@@ -64,7 +65,7 @@ class Board:
             return
         number, process = message["worker"], message["process"]
         chief = self.workers[0].process if 0 in self.workers else None
-        if message.get("chief", chief) != chief:  # of the life before
+        if message.get("chief", chief) != chief:  # it trained with one that is gone
             return
         worker = self.workers.get(number)
         if not worker or worker.process != process:

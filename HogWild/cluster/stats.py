@@ -156,7 +156,7 @@ class Stats:
     def summary(self, session):
         """Chief: returns the counters as a dict for result.json.
 
-        Rates are of this life of the ps, all else is since global step 0.
+        Rates are since the ps began or was restored, all else is since global step 0.
         """
         counters, largest, begun = session.run(self.all)
         made = dict(zip(COUNTERS, counters.sum(axis=0).tolist(), strict=True))

@@ -174,8 +174,8 @@ class Beat(threading.Thread):
     def _ask(self, who, address):
         """Asks a task again and again whether it answers."""
         heard, limit = time.monotonic(), self.args.patience
-        if self.args.job_name == "ps":  # the others may come later
-            limit = starting(self.args)
+        if self.args.address in addresses.servers(self.args).values():
+            limit = starting(self.args)  # it serves, and the others may come later
         name, places = "{} {}".format(*who), addresses.resolve(address)
         while not self.stopped.wait(EVERY):
             why, now = addresses.silence(address), time.monotonic()
@@ -196,8 +196,8 @@ class Beat(threading.Thread):
         found, me = verdict(board, self.args), self.message()
         if found:
             self.end(*found)
-        mine = board["workers"].get(str(me.get("worker")), me)
-        if mine.get("process") != me.get("process"):
+        mine = board["workers"].get(str(me.get("worker")))  # None for who only serves
+        if mine and mine["process"] != me["process"]:
             self.end(f"another process is this worker now: {mine['process']}")
         for sentence, seconds in board["unreached"]:
             if seconds > EVERY and sentence not in self.said:
