@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import pathlib
 import re
 import socket
@@ -277,6 +278,10 @@ def test_what_others_cause_may_be_over_at_another_start(
     def main() -> None:
         raise error
 
+    def ends(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", ends)
     logging.getLogger().addHandler(handler := logging.NullHandler())
     try:
         with pytest.raises(SystemExit) as end:

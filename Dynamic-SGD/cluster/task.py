@@ -74,11 +74,21 @@ def begin_again(args, reason):
 
 
 def run(main):
-    """Runs a script's `main`, and says what has ended it, see `said`."""
+    """Runs a script's `main`, says what has ended it, see `said`, and ends the process.
+
+    Not as Python does: it would abort a thread that is in a call of TensorFlow.
+    """
+    status = 0
     try:
         main()
+    except SystemExit as end:
+        status = (
+            said(Failure(end.code))[1] if isinstance(end.code, str) else end.code or 0
+        )
     except Exception as error:
-        raise SystemExit(said(error)[1]) from None
+        status = said(error)[1]
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def said(error):
