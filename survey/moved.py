@@ -1,7 +1,7 @@
 """A task that comes back at another address: what becomes of its run, and how soon.
 
     python survey/moved.py                          every task of four schemes, once
-    python survey/moved.py --times 20 --jobs 2      twenty times, as in moved.md
+    python survey/moved.py --times 20 --jobs 2      twenty times
     python survey/moved.py --only HogWild,worker-0
 
 Every task is on a host of its own and knows the others by name. One is killed with -9
@@ -9,9 +9,8 @@ in mid-run, its host gets another address behind the same name, as a pod does, a
 task is started there two seconds later. If its host is `lost`, nobody even tells the
 others that their connections to it are closed. Whatever ends with a status above 2 is
 started again, as a cluster manager does it. A run holds if every task ends with 0 and
-all updates are in result.json, or if it ends with 138 and says why. `next` is the time
-from the new process to the next line of progress, that is to the next update or a
-second after it. Hosts take Linux and root.
+all updates are in result.json, or if it ends with 138 and says why. Hosts take Linux
+and root.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
-import datetime
 import pathlib
-import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -66,7 +62,6 @@ class Task(threading.Thread):
         self.begin, self.delay, self.status = start, delay, None
         self.over = False  # nobody is to start it again
         self.launches: list[launch.Launch] = []
-        self.times: list[tuple[float, str]] = []
 
     def run(self) -> None:
         """Starts the task until it ends with 0, 1 or 2, or too often."""
@@ -99,7 +94,7 @@ def start(
 
 
 def run(case: Case, where: pathlib.Path) -> dict:
-    """Makes a run; returns dict(statuses, result, next, lines)."""
+    """Makes a run; returns dict(statuses, alive, result, lines)."""
     copy, logdir = launch.copy_of(case.folder, where), where / "logdir"
     names = ["worker-0", "worker-1"]
     names += ["ps-0"] if case.folder in registry.folders("ps") else []
@@ -113,9 +108,8 @@ def run(case: Case, where: pathlib.Path) -> dict:
         tasks = {name: Task(starter(name)) for name in names}
         for task in tasks.values():
             task.start()
-        wait_for(lambda: sum("  loss " in n for n in lines_of(tasks["worker-0"])) > 2)
+        wait_for_line(tasks["worker-0"], "  loss ", count=3)
         old = tasks[case.victim]
-        before = {name: len(lines_of(tasks[name])) for name in names}
         old.over = True
         if case.how == "lost":
             net.cut(case.victim)
@@ -123,24 +117,17 @@ def run(case: Case, where: pathlib.Path) -> dict:
         old.join()
         net.move(case.victim)
         tasks[case.victim] = new = Task(starter(case.victim), delay=2)
-        before[case.victim] = 0
         new.start()
-        began, soon = time.monotonic() + 2, None
-        watched = [case.victim] if case.victim != "ps-0" else names[:2]
-        while any(task.is_alive() for task in tasks.values()):
-            time.sleep(0.05)
-            fresh = [n for w in watched for n in lines_of(tasks[w])[before[w] :]]
-            if soon is None and any("  loss " in line for line in fresh):
-                soon = time.monotonic() - began
-            if time.monotonic() - began > TIMEOUT:
-                break
+        end = time.monotonic() + TIMEOUT
+        for task in tasks.values():
+            task.join(max(0, end - time.monotonic()))
         statuses = {name: tasks[name].status for name in names}
         alive = [name for name in names if tasks[name].is_alive()]
         for task in tasks.values():
             task.over = True
         lines = [f"{n}: {x}" for n in names for x in lines_of(tasks[n])]
     result = launch.result_if_there(logdir)
-    return dict(statuses=statuses, alive=alive, result=result, next=soon, lines=lines)
+    return dict(statuses=statuses, alive=alive, result=result, lines=lines)
 
 
 def lines_of(task: Task) -> list[str]:
@@ -148,10 +135,10 @@ def lines_of(task: Task) -> list[str]:
     return [line for one in list(task.launches) for line in list(one.lines)]
 
 
-def wait_for(test, seconds: float = 90) -> None:
-    """Returns when `test()` holds."""
+def wait_for_line(task: Task, text: str, count: int = 1, seconds: float = 90) -> None:
+    """Returns when a task has printed so many lines with a text."""
     end = time.monotonic() + seconds
-    while not test():
+    while sum(text in line for line in lines_of(task)) < count:
         if time.monotonic() > end:
             raise TimeoutError("the run did not begin")
         time.sleep(0.05)
@@ -177,71 +164,33 @@ def tried(case: Case) -> tuple[Case, dict, list[str]]:
             found = run(case, pathlib.Path(where))
             return case, found, verdict(found)
         except Exception as error:
-            lines = str(error).splitlines()
-            found = dict(statuses={}, result=None, next=None, lines=lines)
+            found = dict(statuses={}, lines=[])
             return case, found, [f"{type(error).__name__}: {error}"]
 
 
-def table(done: dict[Case, list[dict]]) -> str:
-    """Returns the runs as Markdown, a row a case."""
-    rows = []
-    for case, runs in done.items():
-        good = sum(one["statuses"].get("worker-0") == 0 for one in runs)
-        wrong = sum(bool(one["wrong"]) for one in runs)
-        seconds = [one["next"] for one in runs if one["next"] is not None]
-        spread = "–"
-        if seconds:
-            low, high = min(seconds), max(seconds)
-            spread = f"{statistics.median(seconds):.0f} ({low:.0f} to {high:.0f})"
-        rows.append(
-            f"| {case.folder} | {case.victim} | {case.how} | {len(runs)} | {good} "
-            f"| {len(runs) - good} | {wrong} | {spread} |\n"
-        )
-    return (
-        "| scheme | moved | its host | runs | with 0 and a result | with 138 | wrong "
-        "| seconds to the next update |\n|---|---|---|---|---|---|---|---|\n"
-        + "".join(rows)
-    )
-
-
 def main() -> int:
-    """Makes the runs and writes benchmarks/results/moved.md if each was tried often."""
+    """Makes the runs; prints a line a run; status 1 if one does not hold."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=1, help="runs of each case")
     parser.add_argument("--only", default="", help="folder and task, by comma")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
-    parser.add_argument("--write", type=pathlib.Path, help="where the table goes")
     args = parser.parse_args()
     if hosts.missing():
         parser.error(hosts.missing())
     words = [word for word in args.only.split(",") if word]
     chosen = [case for case in cases() if all(word in case for word in words)]
-    done: dict[Case, list[dict]] = {case: [] for case in chosen}
-    every = chosen * args.times
+    failed, every = 0, chosen * args.times
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         runs = [pool.submit(tried, case) for case in every]
         for number, future in enumerate(concurrent.futures.as_completed(runs), 1):
             case, found, wrong = future.result()
-            done[case].append({**found, "wrong": wrong})
-            soon = "–" if found["next"] is None else f"{found['next']:.1f} s"
-            print(
-                f"{number}/{len(every)} {' '.join(case)}: "
-                f"{'; '.join(wrong) or 'holds'}, {found['statuses']}, next {soon}",
-                flush=True,
-            )
+            failed += bool(wrong)
+            holds = "; ".join(wrong) or "holds"
+            where = f"{number}/{len(every)} {' '.join(case)}"
+            print(f"{where}: {holds}, {found['statuses']}", flush=True)
             if wrong:
                 print("  " + "\n  ".join(found["lines"][-40:]), flush=True)
-    command = ["git", "-C", str(launch.REPO), "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    text = table(done)
-    print(text)
-    if args.write:
-        head = (
-            f"`.venv/bin/python survey/moved.py --times {args.times}`, 2 cores, "
-            f"{datetime.date.today()}, commit {commit}.\n\n"
-        )
-        args.write.write_text(head + text)
-    return int(any(one["wrong"] for runs in done.values() for one in runs))
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

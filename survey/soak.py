@@ -1,26 +1,23 @@
 """Soak: many short runs at random, each of which has to end well.
 
-    python survey/soak.py --write FILE.md       1,000 runs, and a table of them
+    python survey/soak.py                       1,000 runs
     python survey/soak.py --runs 20 --seed 7    the first twenty that seed 7 draws
     python survey/soak.py --seed 7 --first 12 --runs 1      the thirteenth alone
 
 A run has a scheme of any family, ps, workers, flags, a straggler, and a fault: a task
 is killed, stopped for 1 to 30 s or told to end and started again, the whole run is told
 to end and begun again, or a host is cut off for 1 to 30 s. All is drawn from the seed,
-which is printed. Most runs are by run.sh, with tasks that are forks, as in faults.py;
-some by hand with each task on a host of its own, some by an engine. A run is as it
-should be if it ends by itself with status 0, all updates, counters that are exact, no
-traceback and no process left. soak.md in benchmarks/results has what was drawn.
+which is printed. Most runs are by run.sh, some by hand with each task on a host of its
+own, some by an engine. A run is as it should be if it ends by itself with status 0, all
+updates, counters that are exact, no traceback and no process left.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import datetime
 import functools
 import pathlib
 import random
@@ -34,7 +31,6 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
-import faults
 import hosts
 import launch
 import moved
@@ -153,7 +149,6 @@ def by_run_sh(
         LOGDIR=str(logdir),
         TIMEOUT=str(TIMEOUT),
         MAX_RESTARTS="3",
-        IMPORT_SECONDS=str(faults.IMPORT_SECONDS),
     )
     environment |= {"NUM_PS": str(case.ps)} if case.ps else {}
     with launch.run_sh(copy, *flags, **environment) as running:
@@ -200,8 +195,7 @@ def on_hosts(
         }
         for task in tasks.values():
             task.start()
-        first = tasks["worker-0"]
-        moved.wait_for(lambda: any("  loss " in n for n in moved.lines_of(first)), 120)
+        moved.wait_for_line(tasks["worker-0"], "  loss ", seconds=120)
         name = "-".join(map(str, case.victim))
         net.cut(name)
         time.sleep(case.seconds)
@@ -245,49 +239,15 @@ def records(where: pathlib.Path) -> str:
     return folder
 
 
-def tried(seed: int, number: int) -> tuple[int, Case, list[str], float]:
+def tried(seed: int, number: int) -> tuple[int, Case, list[str]]:
     """Makes a run of a seed; an error of the tool itself is something wrong too."""
-    case, began = draw(seed, number), time.monotonic()
+    case = draw(seed, number)
     try:
         with tempfile.TemporaryDirectory() as where:
             wrong = run(case, pathlib.Path(where))
     except Exception as error:
         wrong = [f"{type(error).__name__}: {error}"]
-    return number, case, wrong, time.monotonic() - began
-
-
-def report(seed: int, done: list[tuple[int, Case, list[str], float]]) -> str:
-    """Returns what was drawn how often, what did not end well, and the slowest ten."""
-    cases = [case for _, case, *_ in done]
-    parts = {
-        "way": [case.way for case in cases],
-        "scheme": [case.folder for case in cases],
-        "fault": [case.fault for case in cases],
-        "ps": [str(case.ps) for case in cases],
-        "workers": [str(case.workers) for case in cases],
-        "steps": [case.flags[1] for case in cases],
-        "struck": [case.victim[0] for case in cases if case.fault != "none"],
-    }
-    bad = [one for one in done if one[2]]
-    lines = [
-        f"{len(done)} runs at random, {len(bad)} did not end well. "
-        f"`.venv/bin/python survey/soak.py --seed {seed} --runs {len(done)}`, 2 cores, "
-        f"{datetime.date.today()}, commit {launch.commit()}.\n",
-        "### What was drawn\n",
-        "| what | how often |\n|---|---|",
-    ]
-    for what, values in parts.items():
-        counts = collections.Counter(values).most_common()
-        lines.append(f"| {what} | {', '.join(f'{v} {n}' for v, n in counts)} |")
-    lines += ["\n### What did not end well\n", *([] if bad else ["Nothing."])]
-    lines += [f"- run {n}: `{case}`: {'; '.join(w[:-1])}" for n, case, w, _ in bad]
-    lines += ["\n### The slowest ten\n", "| run | seconds | what |\n|---|---|---|"]
-    for number, case, _, seconds in sorted(done, key=lambda one: -one[3])[:10]:
-        what = f"{case.way}, {case.folder}, {case.ps} ps, {case.workers} workers"
-        fault = f"{case.fault} {' '.join(map(str, case.victim))}, {case.seconds} s"
-        flags = " ".join(case.flags)
-        lines.append(f"| {number} | {seconds:.0f} | {what}; {fault}; `{flags}` |")
-    return "\n".join(lines) + "\n"
+    return number, case, wrong
 
 
 def main() -> int:
@@ -297,30 +257,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     parser.add_argument("--jobs", type=int, default=6, help="runs at once")
-    parser.add_argument("--write", type=pathlib.Path, help="where the table goes")
     args = parser.parse_args()
-    launch.FORKS = not launch.THOROUGH
     print(f"seed {args.seed}: {args.runs} runs", flush=True)
-    began, failed, done = time.monotonic(), 0, []
+    failed = 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         numbers = range(args.first, args.first + args.runs)
         runs = [pool.submit(tried, args.seed, number) for number in numbers]
-        for future in concurrent.futures.as_completed(runs):
-            done.append(future.result())
-            number, case, wrong, _ = done[-1]
-            if wrong:
-                failed += 1
-                print(f"run {number}: {case}\n  " + "\n  ".join(wrong), flush=True)
-            if len(done) % 10 == 0 or len(done) == args.runs:
-                spent = time.monotonic() - began
-                left = spent / len(done) * (args.runs - len(done))
-                print(
-                    f"{len(done)}/{args.runs}  {failed} wrong  "
-                    f"{60 * len(done) / spent:.1f} a minute  {left / 60:.0f} min left",
-                    flush=True,
-                )
-                if args.write:
-                    args.write.write_text(report(args.seed, done))
+        for done, future in enumerate(concurrent.futures.as_completed(runs), 1):
+            number, case, wrong = future.result()
+            failed += bool(wrong)
+            text = "\n  ".join(wrong) or "holds"
+            print(f"{done}/{args.runs} run {number}: {case}: {text}", flush=True)
     return int(failed > 0)
 
 

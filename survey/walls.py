@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
 import hosts
 import launch
-from launch import registry
+import moved
 
 PORT, PATIENCE, SOON, TIMEOUT = 2222, 10, 15, 150
 # For each family an example, and how many ps and workers are needed to see every pair.
@@ -45,11 +45,15 @@ def names_of(folder: str) -> list[str]:
 
 
 def cases() -> list[tuple[str, str, str]]:
-    """Returns (folder, who may not dial, whom) for each pair."""
+    """Returns (folder, who may not dial, whom) for each pair.
+
+    Not for a ps that may not dial a worker: such a run waits, see Fault-Tolerance.
+    """
     return [
-        (folder, *pair)
+        (folder, one, other)
         for folder in SHAPES
-        for pair in itertools.permutations(names_of(folder), 2)
+        for one, other in itertools.permutations(names_of(folder), 2)
+        if not (one.startswith("ps") and other.startswith("worker"))
     ]
 
 
@@ -61,28 +65,18 @@ def run(case: tuple[str, str, str], where: pathlib.Path) -> dict:
     """
     folder, dials, dialled = case
     copy, logdir = launch.copy_of(folder, where), where / "logdir"
-    names, script = names_of(folder), str(copy / registry.script_of(folder))
+    names = names_of(folder)
     # Ten seconds for one worker. A short run may end before the other tasks have begun,
     # and then nobody meets the wall.
     flags = ["--steps", "200", "--slow_workers", "0.05", "--patience", str(PATIENCE)]
     flags += ["--logdir", str(logdir)]
-    for job in ("ps", "worker"):
-        there = [f"{name}:{PORT}" for name in names if name.startswith(job)]
-        flags += [f"--{job}_hosts={','.join(there)}"] if there else []
-    one, other = dials.replace("-", " "), dialled.replace("-", " ")
-    text = (
-        rf"{dials}: ({one} cannot reach|still waiting for) .*{other}\b.* at {dialled}"
-    )
-    text += rf"|: {one} cannot reach {other} at {dialled}:"
+    other = dialled.replace("-", " ")
+    text = rf"{dials}: still waiting for .*{other}\b.* at {dialled}"
     with hosts.Hosts(*names) as net:
         net.wall(dialled, PORT, dials)
         began, ready, said, tasks = time.monotonic(), None, None, {}
         for name in names:
-            job, _, index = name.partition("-")
-            words = [f"--task_index={index}"]
-            words += [f"--job_name={job}"] if SHAPES[folder][0] else []
-            command = [*net.inside[name], sys.executable, script, *flags, *words]
-            tasks[name] = net.enter_context(launch.Launch(command, copy))
+            tasks[name] = moved.start(net, copy, flags, names, name)()
         while time.monotonic() < began + TIMEOUT:
             time.sleep(0.1)
             lines = [f"{n}: {x}" for n, t in tasks.items() for x in list(t.lines)]

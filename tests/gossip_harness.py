@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import harness
 import launch
 import numpy as np
-from harness import STREAMS, Push, contract, rounds, stats, tf
+from harness import STREAMS, Push, checkpoint, rounds, stats, tf
 
 gossip = importlib.import_module("cluster.gossip")
 
@@ -77,7 +77,10 @@ class Gossiper:
                 self.exchange = replica.average(replica.read())
                 self.partner = found[0] if found else []
             self.draw = replica.choose()
-            begin, initial = contract.begin(), tf.global_variables_initializer()
+            begin, initial = (
+                checkpoint.begin_operations(),
+                tf.global_variables_initializer(),
+            )
             opened = self.stats.open()
         config = tf.ConfigProto(operation_timeout_in_ms=1000 * LIMIT)
         launch.without_optimizer(config)

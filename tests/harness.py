@@ -25,9 +25,9 @@ import numpy as np
 
 # With it come the modules of cluster/ and problem.py, the same in every folder.
 tf = launch.load("Distributed-Setup").tf
-contract, rounds, stats, task = (
+checkpoint, rounds, stats, task = (
     importlib.import_module(f"cluster.{name}")
-    for name in ("contract", "rounds", "stats", "task")
+    for name in ("checkpoint", "rounds", "stats", "task")
 )
 
 rounds.CHEAP = 1e9  # a machine that is busy builds all rounds, too
@@ -200,7 +200,7 @@ class Worker:
                 for name, v in self.variables.items()
                 if name.endswith("/Adagrad") and name not in self.local
             }
-            self.join, begin = self.stats.on_begin, contract.begin()
+            self.join, begin = self.stats.on_begin, checkpoint.begin_operations()
             if index == 0:  # what only the chief does
                 self.open = self.stats.open()
                 self.saver = tf.train.Saver()
@@ -265,7 +265,7 @@ class Worker:
 
     def temporary(self, name: str) -> tf.Variable:
         """Returns a variable that is not saved, by its name."""
-        return {v.op.name: v for v in self.stats.variables}[name]
+        return {v.op.name: v for v in [*self.stats.unsaved, self.stats.begun]}[name]
 
     def now(self) -> np.ndarray:
         """Returns the center variable."""
@@ -431,5 +431,5 @@ class Run:
 
     def counters(self) -> dict[str, list[int]]:
         """Returns the columns of the counters, an element for each worker."""
-        table = self.chief.session.run(self.chief.stats.all[0])
+        table = self.chief.session.run(self.chief.stats.counters)[: len(self.workers)]
         return {name: table[:, i].tolist() for i, name in enumerate(stats.COUNTERS)}

@@ -18,9 +18,9 @@ import launch
 import numpy as np
 from harness import STREAMS, Push, rounds, tf
 
-contract, lockstep, ring, sharded = (
+checkpoint, lockstep, ring, sharded = (
     importlib.import_module(f"cluster.{name}")
-    for name in ("contract", "lockstep", "ring", "sharded")
+    for name in ("checkpoint", "lockstep", "ring", "sharded")
 )
 
 SCHEMES = {  # folder: the flags of the hand-computed traces
@@ -63,17 +63,20 @@ class Peer:
             )
             # As in `cluster/peers.py`.
             stats = self.stats
-            of_chief = {v.ref() for v in (stats.step, stats.counters, stats.largest)}
+            of_chief = {v.ref() for v in (stats.step, stats.counters, stats.stalest)}
             shared = [v for v in tf.global_variables() if v.ref() not in of_chief]
             shared.append(stats.number)
-            self.broadcast = self.ring.broadcast(shared, index == 0)
-            self.check = ring.ConsistencyCheck(self.ring, shared)
+            whole = getattr(self.ring, "ring", self.ring)
+            self.broadcast = whole.broadcast(shared, index == 0)
+            self.check = ring.ConsistencyCheck(whole, shared)
             self.extra = run.extra(self) if run.extra else None
             # Where nobody has all of w, it is read from workers who are between rounds.
-            self.whole = getattr(center, "whole", center)
-            self.meet = self.ring.sum(tf.zeros([1]))
+            self.whole = getattr(center, "part", center)
+            if getattr(center, "shards", None):
+                self.whole = None
+            self.meet = whole.sum(tf.zeros([1]))
             self.open = stats.open()
-            begin = contract.begin()
+            begin = checkpoint.begin_operations()
             mine = shared[:-1] if index else tf.global_variables()
             initial = tf.variables_initializer(mine)
             self.local = tf.local_variables_initializer()
@@ -106,7 +109,8 @@ class Peer:
     def now(self) -> np.ndarray:
         """Returns this worker's center variable."""
         if self.whole is None:
-            return sharded.Parts(self.center, self.target).read()
+            saver = sharded.Saver(None, self.center, self.target)
+            return saver.run("", saver.whole["center"])
         return self.session.run(self.whole)
 
     def own(self, name: str) -> np.ndarray:

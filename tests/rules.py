@@ -9,7 +9,15 @@ A synchronous one has the iterators, the start and how many updates are to be ma
 returns the center after each.
 """
 
+import itertools
+
 import numpy as np
+
+
+def streams(*of):
+    """Returns endless mini-batches, one iterator per worker."""
+    return [itertools.cycle(np.asarray(s, float)) for s in of]
+
 
 # --- Asynchronous -------------------------------------------------------------
 

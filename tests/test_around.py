@@ -103,7 +103,7 @@ def in_graph(*flags: str, num_ps: int = 1, workers: int = 2) -> Iterator:
     args = args_of(module, *flags, num_ps=num_ps, workers=workers)
     with graph_of(num_ps) as graph:
         shards = [Shard(stream) for stream in STREAMS[:workers]]
-        batches = module.towers.batches(args, shards)
+        batches = [rounds.in_turn(shard.batch) for shard in shards]
         center = module.variables(args, shards[0])
         counters = stats.Stats(args)
         calls = module.towers.Calls(
@@ -130,7 +130,7 @@ def test_towers_are_the_mean_of_synchronous_sgd(num_ps: int) -> None:
             losses, entries = calls.groups[0].call(session, count)
             numbers += entries.tolist()
             found.append(session.run(now))
-        table, *_ = session.run(counters.all)
+        table = session.run(counters.counters)[:2]
     wanted = [expected[i] for i in (0, 1, 2, 3, 6)]
     np.testing.assert_allclose(found, np.outer(wanted, np.ones(3)), atol=1e-6)
     assert numbers == [[n, 0, rounds.APPLIED] for n in range(1, 8)]
@@ -152,7 +152,7 @@ def test_asynchronous_towers_are_hogwild() -> None:
             _, entries = calls.groups[k].call(session, 1)
             assert entries[0].tolist() == [len(found) + 1, 0, rounds.APPLIED]
             found.append(session.run(now)[0])
-        table, *_ = session.run(counters.all)
+        table = session.run(counters.counters)[:2]
     np.testing.assert_allclose(found, [w for _, w in expected], atol=1e-6)
     assert table[:, 0].tolist() == table[:, 1].tolist() == [3, 3]
 
@@ -180,7 +180,7 @@ def test_threads_make_all_updates_and_each_once() -> None:
             losses, counts = calls.make(session, 200 - len(made))
             assert len(losses) == len(counts)
             made += counts.tolist()
-        table, *_ = session.run(counters.all)
+        table = session.run(counters.counters)[:2]
     applied = [step for step, _, what in made if what == rounds.APPLIED]
     assert applied == [*range(1, 201)]
     assert table[:, 0].sum() == 200 and table[:, 0].min() > 0
@@ -271,7 +271,6 @@ def test_the_timeline_is_drawn(tmp_path: Path) -> None:
     [
         (["--stages=3"], "--stages 3: there are 2 workers"),
         (["--micro_batches=3"], "--micro_batches 3 does not divide --batch_size 128"),
-        (["--slow_workers=0,1"], "--slow_workers: a stage runs no Python"),
         (["--stages=0"], "argument --stages: '0' is not"),
     ],
 )
@@ -408,7 +407,7 @@ def test_touched_rows_are_as_a_dense_table(num_ps, strategy) -> None:
         named[turn % 2].append(len(np.unique(one.ids[turn // 2])))
     np.testing.assert_allclose(found, expected, atol=1e-6)
     # Exactly the rows that each mini-batch names are counted, each once.
-    table, *_ = two[0].session.run(two[0].stats.all)
+    table = two[0].session.run(two[0].stats.counters)[:2]
     have = dict(zip(stats.COUNTERS, table.T.tolist(), strict=True))
     assert have["pushed"] == [(4 + 12) * sum(n) for n in named]
     assert have["pulled"] == [12 * sum(n) for n in named]
@@ -448,13 +447,17 @@ def test_a_table_is_restored_on_another_number_of_ps(old, new, tmp_path, capsys)
     one = Embedding(f"around{next(harness._runs)}", old[0], 0, old[1])
     one.begin(START)
     one.session.run(one.fetches[1])
-    kept = one.session.run([one.all, one.stats.step, *one.stats.all[:2]])
+    kept = one.session.run(
+        [one.all, one.stats.step, one.stats.counters, one.stats.stalest]
+    )
     path = one.saver.save(one.session, str(tmp_path / "model.ckpt"), 1)
     one.session.close()
     assert len(list(tmp_path.glob("*.data-*"))) == old[0]
     other = Embedding(f"around{next(harness._runs)}", new[0], 0, new[1])
     other.saver.restore(other.session, path)
-    found = other.session.run([other.all, other.stats.step, *other.stats.all[:2]])
+    found = other.session.run(
+        [other.all, other.stats.step, other.stats.counters, other.stats.stalest]
+    )
     layout = other.session.run(other.table.layout).tolist()
     # And again, as it lies now.
     capsys.readouterr()

@@ -1,7 +1,6 @@
 """Budgets: how many lines a reader meets. Docstrings and comments count.
 
-What is around a scheme may only become less. The aim is 2,050 lines for a folder with a
-ps, 2,250 for a synchronous one, 2,600 for a ring, and 4,700 for all modules.
+Whoever adds lines takes others away in the same commit, or says why a budget grows.
 """
 
 import ast
@@ -23,10 +22,10 @@ def lines(*paths: Path) -> int:
 @pytest.mark.parametrize(
     ("folder", "most"),
     [
-        ("AGN", 2830),
-        ("HogWild", 2830),
-        ("Synchronous-SGD", 3030),
-        ("Ring-All-Reduce", 3440),
+        ("AGN", 2050),
+        ("HogWild", 2050),
+        ("Synchronous-SGD", 2250),
+        ("Ring-All-Reduce", 2600),
     ],
 )
 def test_what_is_around_a_scheme(folder: str, most: int) -> None:
@@ -43,7 +42,7 @@ def test_all_modules_and_launchers() -> None:
     own = [REPO.glob(f"*/{name}") for name in ("cluster/*.py", "launcher.py")]
     own = [path for paths in own for path in paths if path.name not in names]
     found = lines(*shared, *own)
-    assert found <= 5920, f"{found} lines, of them {lines(*own)} in {own}"
+    assert found <= 4700, f"{found} lines, of them {lines(*own)} in {own}"
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import os
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
-import hosts
 import pytest
+import tree
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "benchmarks"))
@@ -25,13 +23,13 @@ cost_model, predictions, runs, star = map(
     importlib.import_module, ("cost_model", "predictions", "runs", "star")
 )
 cost = cost_model.cost
+pytestmark = pytest.mark.quick
 
 FIELDS = [field.name for field in dataclasses.fields(cost.Costs)]
 NOTHING = {name: 0.0 for name in FIELDS if name not in ("flight", "turn", "cores")}
 FREE = cost.Costs(**NOTHING)
 # Four workers, M = 400,000 bytes: 32 ms on a cable of 100 Mbit/s.
 BASE = dict(workers=4, parameters=100_000, gradient=0.05, bandwidth=1e8)
-BIG = dict(BASE, parameters=1_000_000)  # M is 320 ms on a cable
 
 
 def setup(scheme: str, costs: object = FREE, **changes: object) -> object:
@@ -112,66 +110,12 @@ BY_HAND = {
 }
 
 
-def check_by_hand(model: types.ModuleType, name: str) -> None:
-    """Fails if a model's formula gives another rate than that computed by hand."""
-    ours, updates = BY_HAND[name]
-    theirs = model.Setup(
-        **{
-            **{f.name: getattr(ours, f.name) for f in dataclasses.fields(ours)},
-            "costs": model.Costs(**dataclasses.asdict(ours.costs)),
-        }
-    )
-    assert model.formula(theirs).updates == pytest.approx(updates, rel=1e-4)
-
-
-@pytest.mark.quick
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_formula_by_hand(name: str) -> None:
-    check_by_hand(cost, name)
+    some, updates = BY_HAND[name]
+    assert cost.formula(some).updates == pytest.approx(updates, rel=1e-4)
 
 
-# Each formula with a mistake, and a rate by hand that it does not give any more.
-MISTAKES = {
-    "2 (N − 1)": ("return 2 * (n - 1) * (share", "return 2 * n * (share", "a ring"),
-    "one way": ("return 2 * self.latency", "return self.latency", "calls of one"),
-    "bits": ("return 8 * size / self", "return size / self", "one worker"),
-    "a place, too": ("8 * max(1, round", "4 * max(1, round", "a short push"),
-    "up, too": ("up * (not elastic)", "up * elastic", "a window"),
-    "the sum": ("sum(1 / one for one in taken)", "n / max(taken)", "a straggler"),
-    "s b": ("setup.ps / setup.wire", "1 / setup.wire", "two ps"),
-    "the last": ("for gradient in own[:needed]", "for gradient in own", "a backup"),
-    "a queue": ("max(after, gradient + up)", "gradient + up", "all wait"),
-    "n pulls": ("n * setup.wire(setup.whole)", "setup.wire(setup.whole)", "all wait"),
-    "the slowest": ("taken = [max(taken)] * n", "pass", "the bound"),
-    "a call": ("setup.costs.call * setup.trip / n\n", "0\n", "calls of"),
-    "ten": ("n * seconds <= CALL", "seconds <= CALL", "calls of ten"),
-    "a look": ("1 + setup.costs.look", "1 + 0 * setup.costs.look", "looks"),
-    "T": ("sleeps = [setup.steps * ", "sleeps = [", "local steps"),
-    "share": ("share * self.of_step", "self.of_step", "two cores"),
-    "one core": ("costs.cores / max(core", "1e9 / max(core", "the cores"),
-}
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_changed_formula_fails(mistake: str) -> None:
-    right, wrong, name = MISTAKES[mistake]
-    text = (REPO / "Basics-Tutorial" / "cost.py").read_text()
-    assert right in text
-    model = types.ModuleType("mistaken")
-    sys.modules["mistaken"] = model  # dataclasses look there
-    exec(compile(text.replace(right, wrong), "mistaken", "exec"), model.__dict__)
-    failed = []
-    for each in BY_HAND:
-        try:
-            check_by_hand(model, each)
-        except AssertionError:
-            failed.append(each)
-    del sys.modules["mistaken"]
-    assert any(name in each for each in failed)
-
-
-@pytest.mark.quick
 def test_staleness_waits_and_bytes_by_hand() -> None:
     # Nothing lies between a push and the next pull: τ = N − 1.
     known = cost.formula(setup("HogWild", parameters=1000))
@@ -199,10 +143,8 @@ def test_staleness_waits_and_bytes_by_hand() -> None:
 # --- Simulation -----------------------------------------------------------------------
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("scheme", cost.SCHEMES)
-@pytest.mark.parametrize("latency", [0.0, 0.01])
-@pytest.mark.parametrize("straggler", [1.0, 3.0])
+@pytest.mark.parametrize(("latency", "straggler"), [(0.0, 1.0), (0.01, 3.0)])
 def test_simulated_as_by_formula(scheme: str, latency: float, straggler: float) -> None:
     """Where nothing stands in a queue, the two are one."""
     some = setup(
@@ -222,31 +164,14 @@ def test_simulated_as_by_formula(scheme: str, latency: float, straggler: float) 
     assert max(run.waits) == pytest.approx(max(known.waits), abs=0.02)
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("workers", [1, 2, 4, 8])
-def test_the_staleness_of_hogwild(workers: int) -> None:
-    run, _ = cost.simulate(setup("HogWild", workers=workers, parameters=1000))
-    assert run.staleness == pytest.approx(workers - 1, abs=0.05)
-    # Gradients that vary change what is stalest, and hardly the mean.
-    some = setup("HogWild", workers=workers, parameters=1000, spread=0.5)
-    varied, _ = cost.simulate(some, 60.0)
-    assert varied.staleness == pytest.approx(workers - 1, abs=0.2)
-    assert varied.most > run.most or workers == 1
-
-
-@pytest.mark.quick
 @pytest.mark.parametrize("scheme", ["HogWild", "AEASGD"])
 def test_as_many_are_under_way_as_little_s_law_says(scheme: str) -> None:
-    """Little 1961: the mean number under way is the rate times how long each is.
-
-    Staleness counts the others' pushes within D, so that its mean is (N − 1) D / R.
-    """
+    """Little 1961: others' pushes within D, so that the mean is (N − 1) D / R."""
     some = setup(scheme, workers=4, window=4, spread=0.8, bandwidth=1e9, latency=0.02)
     known, (run, _) = cost.formula(some), cost.simulate(some, 300.0)
     assert run.staleness == pytest.approx(known.staleness, rel=0.08)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("bound", [0, 1, 3])
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 def test_the_bound_on_staleness_holds(bound: int, spread: float) -> None:
@@ -261,7 +186,6 @@ def test_the_bound_on_staleness_holds(bound: int, spread: float) -> None:
         assert max(stale) >= bound + 3
 
 
-@pytest.mark.quick
 def test_a_backup_worker_hides_a_straggler() -> None:
     slow = dict(straggler=4.0, parameters=1000)
     all_, _ = cost.simulate(setup("Synchronous-SGD", **slow))
@@ -280,7 +204,6 @@ RANDOM = [
 ]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("some", RANDOM, ids=str)
 def test_what_holds_in_every_simulation(some: dict) -> None:
     chosen = cost.Setup(**some, parameters=200_000, bandwidth=1e8, window=3)
@@ -301,7 +224,6 @@ def test_what_holds_in_every_simulation(some: dict) -> None:
     assert cost.simulate(quick)[0].updates > 0.97 * run.updates
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
@@ -321,15 +243,9 @@ def test_what_cannot_be_is_refused(wrong: dict, sentence: str) -> None:
 # --- Commands -------------------------------------------------------------------------
 
 
-def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script of benchmarks/ to its end."""
-    command = [sys.executable, REPO / "benchmarks" / f"{script}.py", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-@pytest.mark.quick
 def test_the_command_prints_one_table() -> None:
-    done = run("cost_model", "--scheme", "all", "--workers", "3")
+    flags = ["--scheme", "all", "--workers", "3"]
+    done = tree.run(sys.executable, "benchmarks/cost_model.py", *flags)
     assert done.returncode == 0, done.stderr
     header, *rows = done.stdout.partition("\n\n")[0].splitlines()
     assert header.split() == list(cost_model.HEADER)
@@ -341,7 +257,6 @@ def test_the_command_prints_one_table() -> None:
     assert len({len(line) for line in [header, *rows]}) == 1
 
 
-@pytest.mark.quick
 def test_hosts_take_root(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,40 +269,6 @@ def test_hosts_take_root(
 
 
 # --- Predictions ----------------------------------------------------------------------
-
-
-@pytest.mark.quick
-def test_the_cells_are_those_of_the_plan() -> None:
-    cells = predictions.cells()
-    names = [predictions.name_of(cell) for cell in cells]
-    assert len(set(names)) == len(names) == 64
-    seen = [set(column) for column in zip(*cells, strict=True)]
-    assert seen[0] == set(cost.SCHEMES) and seen[1] == {2, 4, 8} and seen[2] == {1, 2}
-    assert seen[3] == {4810, 999_985} and {True, False} <= seen[5]
-    assert seen[4] == set(predictions.LINKS) - {"no limit"}
-    for parameters, hidden in predictions.HIDDEN.items():
-        assert parameters == 75 * hidden + 10
-    # None of them is in the calibration.
-    calibrated = {predictions.name_of(c) for c, _ in predictions.CALIBRATION.values()}
-    assert not calibrated & set(names)
-    assert set(predictions.EXPLAINED) <= set(names)
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("scheme", cost.SCHEMES)
-def test_runs_have_flags_that_their_examples_have(scheme: str) -> None:
-    general = (REPO / scheme / "cluster" / "flags.py").read_text()
-    known = set(re.findall(r'"(--\w+)"', general)) | runs.flags_of(scheme)
-    for cell in predictions.cells():
-        if cell.scheme == scheme:
-            flags = predictions.flags_of(predictions.setup_of(cell), 10)
-            assert {f for f in flags if str(f).startswith("--")} <= known
-    for parameters in predictions.HIDDEN:
-        with predictions.example(scheme, parameters) as (script, flags):
-            assert script.is_file()
-            hidden = f"HIDDEN = {predictions.HIDDEN[parameters]} "
-            assert hidden in (script.parent / "problem.py").read_text()
-            assert ("--data" in flags) == (parameters != predictions.SMALL)
 
 
 TRUE = cost.Costs(
@@ -405,7 +286,6 @@ def made_up(cell: object, costs: object, **more: float) -> dict:
     return {**known, "staleness": 1.0, "most": 2, **more}
 
 
-@pytest.mark.quick
 def test_the_calibration_finds_the_costs() -> None:
     measured = {
         predictions.name_of(cell): made_up(cell, TRUE)
@@ -420,7 +300,6 @@ def test_the_calibration_finds_the_costs() -> None:
     assert predictions.costs_of({}) == cost.Costs(cores=os.cpu_count())
 
 
-@pytest.mark.quick
 def test_which_directions_of_a_cable_are_in_use() -> None:
     bits, looks = 80.0, [(0.0, 0, 0)]  # 10 bytes a second
     # Seconds, and bytes each way in them: both, one that brings, one that takes, none.
@@ -436,7 +315,6 @@ def test_which_directions_of_a_cable_are_in_use() -> None:
         assert predictions.carried(pid) is None
 
 
-@pytest.mark.quick
 def test_why_a_cell_is_far_off() -> None:
     cell = next(c for c in predictions.cells() if "100 Mbit/s" in c and c.ps == 1)
     name = predictions.name_of(cell)
@@ -445,7 +323,6 @@ def test_why_a_cell_is_far_off() -> None:
     assert "for 53 % in both" in predictions.explained(point)
 
 
-@pytest.mark.quick
 def test_tables_and_figure(tmp_path: Path) -> None:
     costs, measured = cost.Costs(cores=2), {}
     for number, cell in enumerate(predictions.cells()[:14]):
@@ -468,63 +345,15 @@ def test_tables_and_figure(tmp_path: Path) -> None:
     assert predictions.write_results(tmp_path, {}, costs) == "no cell was measured\n"
 
 
-@pytest.mark.quick
 def test_the_middle_of_three_rounds() -> None:
     rounds = [{"a": dict(updates=x)} for x in (3.0, 1.0, 2.0)]
     assert predictions.middles(rounds) == {"a": dict(updates=2.0)}
 
 
-@pytest.mark.quick
-def test_what_is_far_off_is_explained() -> None:
-    path = runs.RESULTS / "predictions.json"
-    if not path.exists():
-        return  # nothing is claimed: see test_pages_claim_what_was_measured
-    calibrated = runs.RESULTS / "predictions-calibration.json"
-    measured, found = (
-        predictions.middles(json.loads(p.read_text())["rounds"])
-        for p in (path, calibrated)
-    )
-    points = predictions.points_of(measured, predictions.costs_of(found))
-    assert len(points) >= 40
-    far = {p.name for p in points if abs(p.error) > predictions.OFF}
-    assert far == set(predictions.EXPLAINED)
-
-
-@pytest.mark.quick
-def test_pages_claim_what_was_measured() -> None:
-    page = (REPO / "benchmarks" / "README.md").read_text()
-    there = (runs.RESULTS / "predictions.md").exists()
-    assert ("<!-- begin predictions.md -->" in page) == there
-
-
-@pytest.mark.quick
 def test_the_example_of_the_page_is_what_the_command_prints() -> None:
     page = (REPO / "docs" / "which-example.md").read_text()
     (flags,) = re.findall(r"benchmarks/cost_model\.py (--.*?)```", page, re.S)
     flags = flags.replace("\\\n", " ")
     (shown,) = re.findall(r"```text\n(scheme .*?)```", page, re.S)
-    assert run("cost_model", *flags.split()).stdout == shown
-    # And what the text computes by hand.
-    big = dict(workers=8, parameters=1_000_000, bandwidth=1e9)
-    known = cost.formula(setup("HogWild", **big))
-    assert known.updates == pytest.approx(1 / 0.032)
-    assert known.full == pytest.approx(3.6, abs=0.05)
-    known = cost.formula(setup("AEASGD", **big))
-    assert known.examples / 32 == pytest.approx(154, abs=0.5)
-    one = cost.formula(setup("HogWild", **{**big, "workers": 1}))
-    assert 8 * one.updates == pytest.approx(70, abs=0.5)
-    known = cost.formula(setup("Ring-All-Reduce", **big))
-    assert 8 * known.updates == pytest.approx(75, abs=0.6)
-
-
-# --- Hosts ----------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing() or "there are hosts")
-@pytest.mark.parametrize(("bits", "seconds"), [(1e7, 0.0), (None, 0.02)])
-def test_a_cable_has_its_rate_or_its_delay(bits: float | None, seconds: float) -> None:
-    trip, rate = star.measure(bits, seconds, 1_000_000)
-    assert 2 * seconds <= trip < 2 * seconds + 1
-    assert rate < 1.1 * (bits or 1e9)
-    mine = f"star-{os.getpid()}-"
-    assert not [name for name in os.listdir("/run/netns") if name.startswith(mine)]
+    command = [sys.executable, "benchmarks/cost_model.py", *flags.split()]
+    assert tree.run(*command).stdout == shown

@@ -1,13 +1,15 @@
-"""Spark, TensorFlowOnSpark and Ray: what their programs share, and real runs of each.
+"""Spark, TensorFlowOnSpark and Ray: what they share, real runs, and killed tasks.
 
 What every engine must do is in test_engines.py.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -15,75 +17,52 @@ import types
 
 import launch
 import pytest
+import tasks
 import test_engines as common
 
 ENGINES = launch.REPO / "Engines"
 STARTED = ["Spark", "TensorFlowOnSpark", "Ray"]  # by a program in Python
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    """Returns the modules of Engines/Spark, imported without Spark."""
-    pyspark = types.ModuleType("pyspark")
-    pyspark.AccumulatorParam, pyspark.InheritableThread = object, None
-    names = {"pyspark": pyspark}
-    for name in ("pyspark.sql", "pyspark.sql.functions", "pyspark.sql.types"):
-        names[name] = types.ModuleType(name)
-    sql = names["pyspark.sql"]
-    sql.SparkSession = None
-    sql.functions, sql.types = (
-        names["pyspark.sql.functions"],
-        names["pyspark.sql.types"],
-    )
-    for name, module in names.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    ours = ("tasks", "driver", "experiments", "plot", "sweep")
-    for name in ours:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(str(ENGINES / "Spark"))
-    monkeypatch.syspath_prepend(str(ENGINES))
-    import sweep
+class Anything(types.ModuleType):
+    """Stands in for pyspark, of which only names are needed here."""
 
-    yield types.SimpleNamespace(sweep=sweep, **{n: sys.modules[n] for n in ours[:-1]})
-    for name in ours:
-        sys.modules.pop(name, None)
+    __path__ = []
+
+    def __getattr__(self, name):
+        return object
+
+
+@pytest.fixture
+def sweep(monkeypatch):
+    """Returns Engines/Spark/sweep.py, imported without Spark."""
+    for name in ("pyspark", "pyspark.sql", "pyspark.sql.functions"):
+        monkeypatch.setitem(sys.modules, name, Anything(name))
+    monkeypatch.syspath_prepend(str(ENGINES / "Spark"))
+    return importlib.import_module("sweep")
 
 
 # --- tasks.py -----------------------------------------------------------------
 
 
-def test_ports_that_are_held_differ(modules):
-    held = modules.tasks.held_port
-    with held() as first, held() as second:
+def test_ports_that_are_held_differ():
+    with tasks.held_port() as first, tasks.held_port() as second:
         assert first != second
-        with pytest.raises(OSError), launch_socket(first):
-            pass
-    with launch_socket(first):
-        pass
+        with socket.socket() as taken, pytest.raises(OSError):
+            taken.bind(("", first))
+    with socket.socket() as taken:
+        taken.bind(("", first))
 
 
-def launch_socket(port):
-    """Returns a socket that is bound to a port of this machine."""
-    import socket
-
-    taken = socket.socket()
-    try:
-        taken.bind(("", port))
-    except OSError:
-        taken.close()
-        raise
-    return taken
-
-
-def test_tf_config_of_a_task(modules):
-    config = json.loads(modules.tasks.tf_config(["a:1", "b:2", "c:3"], 1, 2))
+def test_tf_config_of_a_task():
+    config = json.loads(tasks.tf_config(["a:1", "b:2", "c:3"], 1, 2))
     assert config == {
         "cluster": {"ps": ["a:1"], "worker": ["b:2", "c:3"]},
         "task": {"type": "worker", "index": 1},
     }
-    alone = json.loads(modules.tasks.tf_config(["a:1"], 0, 0))
+    alone = json.loads(tasks.tf_config(["a:1"], 0, 0))
     assert alone["cluster"] == {"worker": ["a:1"]}
-    assert [modules.tasks.name_of(k, 1) for k in range(3)] == [
+    assert [tasks.name_of(k, 1) for k in range(3)] == [
         "ps 0",
         "worker 0",
         "worker 1",
@@ -99,20 +78,20 @@ def test_tf_config_of_a_task(modules):
         ("print('why', flush=True); import os; os.kill(os.getpid(), 9)", 137, "Again"),
     ],
 )
-def test_a_script_and_how_it_ends(code, status, kind, modules, capsys):
+def test_a_script_and_how_it_ends(code, status, kind, capsys):
     command = [sys.executable, "-c", code]
-    assert modules.tasks.run(command, {}, str) == (status, "why")
+    assert tasks.run(command, {}, str) == (status, "why")
     if kind is None:
-        modules.tasks.run_task("ps 0", command)
+        tasks.run_task("ps 0", command)
         assert capsys.readouterr().out == "[ps 0] a\n[ps 0] why\n"
         return
-    with pytest.raises(modules.tasks.Ended) as error:
-        modules.tasks.run_task("worker 1", command, "{}")
+    with pytest.raises(tasks.Ended) as error:
+        tasks.run_task("worker 1", command, "{}")
     assert type(error.value).__name__ == kind and error.value.status == status
     assert error.value.sentence == f"worker 1 ended with status {status}: why"
 
 
-def test_a_script_ends_with_its_task(tmp_path, modules):
+def test_a_script_ends_with_its_task(tmp_path):
     """Also if the task's process is killed with signal 9."""
     pid = tmp_path / "pid"
     code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid()))"
@@ -131,10 +110,10 @@ def test_a_script_ends_with_its_task(tmp_path, modules):
         time.sleep(0.05)
 
 
-def test_check_says_what_the_script_says(modules):
+def test_check_says_what_the_script_says():
     python, script = sys.executable, str(launch.REPO / "HogWild" / "hogwild.py")
-    assert modules.tasks.check(python, script, [], 1, 2) == (0, "")
-    status, sentence = modules.tasks.check(python, script, ["--stepz=3"], 1, 2)
+    assert tasks.check(python, script, [], 1, 2) == (0, "")
+    status, sentence = tasks.check(python, script, ["--stepz=3"], 1, 2)
     assert (status, sentence) == (
         2,
         "hogwild.py: unrecognized arguments: --stepz=3",
@@ -144,24 +123,19 @@ def test_check_says_what_the_script_says(modules):
 # --- Spark's parallel experiments ---------------------------------------------
 
 
-def test_a_grid_has_every_combination(modules):
-    assert modules.experiments.grid({"a": [1, 2], "b": ["x"]}) == [
+def test_a_grid_has_every_combination(sweep):
+    assert sweep.experiments.grid({"a": [1, 2], "b": ["x"]}) == [
         {"a": 1, "b": "x"},
         {"a": 2, "b": "x"},
     ]
 
 
-def test_random_search(modules):
-    search = modules.experiments.random_search
-    space = {
-        "rate": [0.001, 1.0],
-        "batch": [8, 512],
-        "shift": [-1.0, 1.0],
-        "kind": "xyz",
-    }
-    drawn = search({**space, "kind": ["x", "y", "z"]}, 200)
-    assert drawn == search({**space, "kind": ["x", "y", "z"]}, 200)
-    assert drawn != search({**space, "kind": ["x", "y", "z"]}, 200, seed=1)
+def test_random_search(sweep):
+    search = sweep.experiments.random_search
+    space = {"rate": [0.001, 1.0], "batch": [8, 512], "shift": [-1.0, 1.0]}
+    space["kind"] = ["x", "y", "z"]
+    drawn = search(space, 200)
+    assert drawn == search(space, 200) != search(space, 200, seed=1)
     assert len(drawn) == 200
     for one in drawn:
         assert 0.001 <= one["rate"] <= 1 and -1 <= one["shift"] <= 1
@@ -173,18 +147,17 @@ def test_random_search(modules):
     assert len(search({"n": [1, 3]}, 9)) == 3  # there are no more different ones
 
 
-def test_values_of_a_word(modules):
-    assert modules.sweep.values_of("a=1,2.5,x") == ("a", [1, 2.5, "x"])
+def test_values_of_a_word(sweep):
+    assert sweep.values_of("a=1,2.5,x") == ("a", [1, 2.5, "x"])
     for word in ("a", "a=", "=1", "a=1,,2"):
         with pytest.raises(ValueError, match="is not flag=value,value"):
-            modules.sweep.values_of(word)
+            sweep.values_of(word)
 
 
-state = []  # of this process: a function in a process of its own does not change it
+def test_a_function_in_a_process_of_its_own(sweep):
+    call = sweep.experiments.in_a_process
 
-
-def test_a_function_in_a_process_of_its_own(modules):
-    call = modules.experiments.in_a_process
+    state = []  # of this process
 
     def noting(x):
         state.append(x)
@@ -201,38 +174,34 @@ def test_a_function_in_a_process_of_its_own(modules):
         call(lambda: os._exit(7), {})
 
 
-def test_names_that_do_not_fit(modules):
+def test_names_that_do_not_fit(sweep):
     for space, why in (
         ({}, "no runs"),
         ({"a": []}, "no runs"),
         ({"z": [1]}, "has no z"),
     ):
         with pytest.raises(ValueError, match=why):
-            modules.experiments.launch(None, lambda a: a, space)
+            sweep.experiments.launch(None, lambda a: a, space)
 
 
-def test_the_picture(modules, tmp_path, monkeypatch):
-    kept = []
-    monkeypatch.setattr(modules.plot.plt, "close", kept.append)
+def test_the_picture(sweep, tmp_path):
+    """Of runs of two flags, one of which failed."""
     rows = [
         {"rate": 10.0**-k, "kind": "xy"[k % 2], "good": 1 - k / 10} for k in range(8)
     ]
     rows.append({"rate": 5.0, "kind": "x", "good": None})
-    modules.plot.runs(rows, ["rate", "kind"], "good", str(tmp_path / "runs.png"))
-    assert (tmp_path / "runs.png").read_bytes()[1:4] == b"PNG"
-    first, second = kept[0].axes
-    assert first.get_xscale() == "log" and second.get_xscale() == "linear"
-    assert [label.get_text() for label in second.get_xticklabels()] == ["x", "y"]
-    assert "9 runs, 1 failed" in kept[0].get_suptitle()
-    dots = [len(c.get_offsets()) for c in first.collections]
-    assert dots == [8, 1, 1]  # the runs, the one that failed, the ring
+    sweep.plot.runs(rows, ["rate", "kind"], "good", str(tmp_path / "runs.svg"))
+    picture = (tmp_path / "runs.svg").read_text()
+    assert "9 runs, 1 failed" in picture
 
 
 # --- What is not as it should be ----------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["Spark", "TensorFlowOnSpark"])
-@pytest.mark.parametrize("version", ['"11.0.2"', '"1.8.0_292"', "none"])
+@pytest.mark.parametrize(
+    ("engine", "version"),
+    [("Spark", '"11.0.2"'), ("Spark", "none"), ("TensorFlowOnSpark", '"1.8.0_292"')],
+)
 def test_an_old_java(engine, version, tmp_path):
     java = tmp_path / "java"
     java.write_text(f"#!/bin/sh\necho 'openjdk version {version}' >&2\n")
@@ -249,27 +218,19 @@ def test_packages_that_cannot_be_installed(tmp_path):
     (tmp_path / "Engines" / "Ray").mkdir(parents=True)
     for name in ("common.sh", "Ray/run.sh", "Ray/requirements.txt"):
         shutil.copy(ENGINES / name, tmp_path / "Engines" / name)
-    command = ["bash", str(tmp_path / "Engines" / "Ray" / "run.sh"), "HogWild"]
     env = launch.environment(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
     env["PIP_CONFIG_FILE"] = os.devnull
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    command = ["bash", tmp_path / "Engines" / "Ray" / "run.sh", "HogWild"]
+    done = common.tree.run(*command, env=env)
     common.one_sentence(done, 3, "Ray's packages could not be installed")
-
-
-def missing(engine):
-    """Skips a test if an engine cannot be had here, and says why."""
-    if common.MISSING[engine]:
-        pytest.skip(common.MISSING[engine])
 
 
 @pytest.mark.long
 @launch.if_engines
-@pytest.mark.parametrize("engine", STARTED)
+@pytest.mark.parametrize("engine", launch.some(["Spark", "Ray"], STARTED))
 def test_fewer_slots_than_tasks(engine, tmp_path):
     """Counted first: Spark would wait for ever and say nothing."""
-    missing(engine)
-    if engine == "TensorFlowOnSpark" and not launch.THOROUGH:
-        pytest.skip("THOROUGH=1 tries it")
+    common.need(engine)
     done = common.run_sh(engine, LOGDIR=str(tmp_path / "run"), SLOTS="2", WAIT="20")
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = [x for x in done.stderr.splitlines() if "3 tasks" in x]
@@ -282,7 +243,7 @@ def test_fewer_slots_than_tasks(engine, tmp_path):
 
 def finished(engine, tmp_path, *arguments, **env):
     """Returns what a rehearsal that went well has printed, and its result.json."""
-    missing(engine)
+    common.need(engine)
     logdir = tmp_path / "run"
     with common.Rehearsal(engine, logdir, *arguments, **env) as run:
         assert run.wait(280) == 0, run.output
@@ -307,18 +268,13 @@ def test_a_sweep_of_spark(tmp_path):
     assert kept["test_accuracy"] == result["best"]["test_accuracy"]
 
 
-@pytest.mark.parametrize(
-    ("grid", "words"),
-    [
-        ("learning_rate", "'learning_rate' is not flag=value,value"),
-        ("learning_rte=0.1", "unrecognized arguments: --learning_rte=0.1"),
-    ],
-)
 @launch.if_thorough
-def test_a_sweep_that_cannot_be(grid, words, tmp_path):
-    missing("Spark")
-    done = common.run_sh("Spark", GRID=grid, LOGDIR=str(tmp_path / "run"))
-    assert done.returncode == 2 and words in done.stderr, done.stderr
+@common.here("Spark")
+def test_a_sweep_that_cannot_be(tmp_path):
+    env = {"GRID": "learning_rte=0.1", "LOGDIR": str(tmp_path / "run")}
+    done = common.run_sh("Spark", **env)
+    assert done.returncode == 2, done.stderr
+    assert "unrecognized arguments: --learning_rte=0.1" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -348,21 +304,24 @@ def test_spark_feeds(tmp_path):
 
 
 @launch.if_thorough
-@pytest.mark.parametrize("engine", STARTED)
+@pytest.mark.parametrize("engine", [*STARTED, "MPI", "Slurm"])
 def test_a_killed_task_ends_the_run(engine, tmp_path):
-    missing(engine)
+    common.need(engine)
     run = common.killed(engine, tmp_path)
     assert run.status == 137, run.output
-    assert "worker 1 ended with status 137" in run.output
-    assert "Traceback" not in run.output
+    assert not (run.logdir / "result.json").exists()
+    if engine in STARTED:
+        assert "worker 1 ended with status 137" in run.output
+        assert "Traceback" not in run.output
 
 
 @launch.if_thorough
-@pytest.mark.parametrize("engine", STARTED)
+@pytest.mark.parametrize("engine", [*STARTED, "Slurm", "Several-Hosts"])
 def test_a_killed_task_comes_back(engine, tmp_path):
-    """Spark starts all tasks again, the others the one that was killed."""
-    missing(engine)
+    """Spark and Slurm start all tasks again, the others the one that was killed."""
+    common.need(engine)
     run = common.killed(engine, tmp_path, MAX_RESTARTS="1")
     assert run.status == 0, run.output
     assert launch.result(run.logdir)["global_steps"] == 1000
-    assert ("resumes from global step" in run.output) == (engine == "Spark")
+    all_again = engine in ("Spark", "Slurm")
+    assert ("resumes from global step" in run.output) == all_again

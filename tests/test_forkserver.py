@@ -82,29 +82,6 @@ def test_a_signal_ends_it(number, tmp_path):
             assert process.wait(10) == -number
 
 
-def test_an_error_of_its_own(tmp_path):
-    for kind in KINDS:
-        with start(kind, tmp_path, "raise") as process:
-            text = process.communicate(timeout=60)[0]
-        assert process.returncode == 1
-        assert text.splitlines()[-1] == "ValueError: a reason"
-
-
-def test_tensorflow_has_no_threads_after_its_import():
-    """Else a fork would not have them."""
-    server = f"import sys; sys.path.insert(0, {str(launch.REFERENCE)!r})\n"
-    server += "from cluster import tensorflow_v1 as tf; tf.Session\n"
-    server += "import sklearn.datasets, os; print(len(os.listdir('/proc/self/task')))"
-    done = subprocess.run(
-        [sys.executable, "-c", server],
-        env=launch.environment(OPENBLAS_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "1\n"
-
-
 def test_forks_have_random_numbers_of_their_own(tmp_path):
     """Also those with which TensorFlow names a server's incarnation."""
     script = tmp_path / "numbers.py"
@@ -145,17 +122,3 @@ def test_the_server_ends_with_the_tests_process():
     while runs(int(done.stdout)) and time.monotonic() < end:
         time.sleep(0.1)
     assert not runs(int(done.stdout))
-
-
-@pytest.mark.quick
-def test_only_a_fork_has_short_calls(tmp_path, monkeypatch):
-    """Its folder is the example's but for the most rounds of a call."""
-    names = ["cluster/lockstep.py", "cluster/rounds.py"]
-    for forks, changed in ((False, []), (True, names)):
-        monkeypatch.setattr(launch, "FORKS", forks)
-        copy = launch.copy_of("Ring-All-Reduce", tmp_path / str(forks))
-        here, there = launch.tree(copy), launch.tree(launch.REPO / copy.name)
-        assert sorted(name for name in here if here[name] != there[name]) == changed
-        for name in changed:
-            lines = set(here[name].splitlines()) - set(there[name].splitlines())
-            assert [line.partition(b"  #")[0] for line in lines] == [b"SIZES = (1, 3)"]

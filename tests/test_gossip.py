@@ -20,10 +20,11 @@ import pytest
 import registry
 import rules
 from gossip_harness import FOLDER, Gossip, gossip, parse
-from harness import STREAMS, behind, rounds, tf
+from harness import STREAMS, rounds, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import copy_of, result, run_sh
+from rules import streams
 
 pytestmark = pytest.mark.timeout(180)  # a deadlock hangs
 
@@ -31,11 +32,6 @@ S = "pull A, pull B, push A B, pull A, push B, pull B, push A B, pull A, push B"
 TRACE = [[0.1, 0], [0.1, 0.5], [0.59, 0.3], [0.59, 0.95], [0.811, 0.77]]
 START = [0.5, -1.0, 2.0]
 FOUR = ((1.0, 3.0), (5.0, 7.0), (-2.0, 4.0), (9.0, -6.0))
-
-
-def streams(*of: object) -> list:
-    """Returns endless mini-batches, one iterator per worker, for a rule."""
-    return [itertools.cycle(np.asarray(s, float)) for s in of]
 
 
 def test_every_folder_is_here() -> None:
@@ -46,7 +42,7 @@ def test_every_folder_is_here() -> None:
 
 
 @pytest.mark.parametrize("graph", gossip.GRAPHS)
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8, 9, 16, 17, 33])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8, 33])
 def test_a_graph_joins_the_halves(graph: str, workers: int) -> None:
     """Both ends know of an edge, it is between the halves, and all are connected."""
     near = [gossip.neighbours(graph, workers, k) for k in range(workers)]
@@ -150,24 +146,6 @@ def test_many_rounds_in_a_call_are_as_many_calls() -> None:
     words = [(v, k, None if k else 1) for k in turns for v in ("pull", "push")]
     x = rules.gossip(words, streams(*STREAMS), [START] * 2, 0.1)[-1][1]
     np.testing.assert_allclose(found, x, rtol=1e-5)
-
-
-@pytest.mark.quick
-def test_an_update_gets_its_number_between_its_exchange_and_the_next_read() -> None:
-    """The exchange, the number, and what the next round reads: in the graph."""
-    with Gossip(rounds=2) as run:
-        operations = run.chief.graph.get_operations()
-
-    def of(scope: str, kind: str) -> list:
-        inside = [op for op in operations if op.name.startswith(scope)]
-        return [op for op in inside if op.type == kind]
-
-    (averaged,) = of("round_0/average/", "AssignVariableOp")
-    (number,) = of("round_0/number/", "MutexLock")
-    (update,) = of("round_0/update/", "AssignSubVariableOp")
-    copy, seen = of("round_1/read/", "ReadVariableOp")
-    assert averaged in behind([number]) and number in behind([seen])
-    assert update in behind([copy])
 
 
 # --- Identities ---------------------------------------------------------------------
@@ -296,8 +274,6 @@ def struck(tmp_path, index: int, said: str, **options: str) -> tuple[dict, list[
         run.wait_for(said)
         assert run.wait() == 0, run.output
         run.nothing_left()
-        strange = launch.strange(run.lines)
-        assert not strange, run.output
     assert launch.tree(copy) == before
     return result(logdir), run.lines
 

@@ -6,14 +6,13 @@ No task is started: what the script measures takes an hour.
 from __future__ import annotations
 
 import importlib
-import re
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tree
 from harness import tf
 from launch import REFERENCE, REPO
 
@@ -55,31 +54,12 @@ def test_damaged_data_are_made_again(data: Path, tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_other_data_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr(hard_data, "arrays", lambda: {"x_train": np.zeros(3)})
-    with pytest.raises(SystemExit):
-        hard_data.file(tmp_path / "mnist-1d.npz")
-    assert "the data differ from those of mnist1d==" in capsys.readouterr().err
-    assert [*tmp_path.iterdir()] == []
-
-
 def test_a_missing_package_is_one_sentence() -> None:
     code = "import sys, hard_data; sys.modules['mnist1d'] = None; hard_data.arrays()"
-    command = [sys.executable, "-c", code]
-    folder = REPO / "benchmarks"
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = tree.run(sys.executable, "-c", code, cwd=REPO / "benchmarks")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.endswith(f"no module mnist1d: pip install {hard_data.PACKAGE}\n")
     assert done.stderr.count("\n") == 1
-    needs = (REPO / "requirements-dev.txt").read_text().splitlines()
-    assert hard_data.PACKAGE in needs
-
-
-def test_git_ignores_the_data() -> None:
-    ignored = (REPO / ".gitignore").read_text().splitlines()
-    assert f"{hard_data.FILE.parent.relative_to(REPO)}/" in ignored
 
 
 # --- Models -------------------------------------------------------------------
@@ -121,10 +101,9 @@ def test_a_better_model_learns_more(data: Path) -> None:
 
 def test_the_page_shows_the_models() -> None:
     page = (REPO / "docs" / "problem.md").read_text()
-    _, _, section = page.partition("\n## A harder problem than the digits\n")
-    blocks = re.findall(r"^```python\n(.*?)^```", section, re.S | re.M)
-    names = "perceptron", "convolution"
-    assert blocks[:2] == [(hard.MODELS / f"{name}.py").read_text() for name in names]
+    for name in ("perceptron", "convolution"):
+        model = (hard.MODELS / f"{name}.py").read_text()
+        assert f"```python\n{model}```\n" in page
 
 
 # --- The plan -----------------------------------------------------------------
@@ -138,26 +117,16 @@ def planned(data: Path, monkeypatch: pytest.MonkeyPatch) -> list:
 
 
 def test_the_plan(planned: list) -> None:
-    assert len(planned) == 26 and {run.part for run in planned} == set(hard.TITLES)
+    """As many gradients in each cell, half of them in bounded staleness."""
     five = hard.plan(seeds=hard.SEEDS)
-    assert len({claims.Cache.key(run) for run in five}) == len(five) == 5 * 26
-    assert five[:26] == planned  # an early end leaves a whole table
-    assert [run for run in hard.plan(0.05, 4)] != []
+    assert len({claims.Cache.key(run) for run in five}) == len(five)
+    assert five[: len(planned)] == planned  # an early end leaves a whole table
     for run in planned:
-        # As many gradients in each cell, half of them in bounded staleness.
         steps = run.flags[run.flags.index("--steps") + 1]
         window = dict(zip(run.flags, run.flags[1:], strict=False)).get("--window", 1)
         each = hard.WORKERS if run.part in ("pool", "local") else 1
         share = 2 if run.part == "bound" else 1
         assert steps * window * each * share == pytest.approx(hard.GRADIENTS, rel=0.03)
-
-
-def test_every_flag_is_one_of_its_example(planned: list) -> None:
-    for run in planned:
-        flags = (REPO / run.folder / "cluster" / "flags.py").read_text()
-        known = set(re.findall(r'"(--\w+)"', flags)) | runs.flags_of(run.folder)
-        used = {f for f in run.flags if isinstance(f, str) and f.startswith("--")}
-        assert used <= known, run.label
 
 
 def test_a_copy_has_the_model_and_the_data(planned: list, data: Path) -> None:
@@ -184,31 +153,6 @@ def test_a_result_is_of_its_model(planned: list, tmp_path: Path) -> None:
     assert cache.get(logistic._replace(more=more)) is None
 
 
-def test_a_run_is_made_with_its_files_and_no_others(
-    planned: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bounded staleness too, whose runs of claims.py write logs that these do not."""
-    made = []
-
-    def run_example(folder: str, *_: object, **more: object) -> dict:
-        made.append((folder, more))
-        return {"test_accuracy": 0.9}
-
-    monkeypatch.setattr(runs, "run_example", run_example)
-    some = planned[:1] + planned[-3:]
-    monkeypatch.setattr(hard, "plan", lambda *_: some)
-    monkeypatch.setattr(hard_data, "file", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["hard.py", "--seeds", "1", f"--out={tmp_path}"])
-    hard.main()
-    assert some[1].part == "bound"
-    assert made == [(run.folder, {"more": run.more}) for run in some]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "hard-cells.svg",
-        "hard.json",
-        "hard.md",
-    ]
-
-
 # --- Tables -------------------------------------------------------------------
 
 
@@ -224,53 +168,24 @@ def made_up(planned: list, accuracy: float) -> dict:
 
 def test_tables_and_figures(planned: list, tmp_path: Path) -> None:
     found, digits = made_up(planned, 0.9), made_up(planned, 0.98)
-    found["window"][hard.AGN][64] = {"test_accuracy": 0.25, "bytes_pushed": 1}
+    found["window"][hard.AGN][64] = {"test_accuracy": 0.25}
     each = [{"test_accuracy": x} for x in (0.5, 0.7, 0.8)]
     found["local"]["shards alike"][32] = {**each[1], "each": each}
-    found["delay"][hard.DC][0.1] = {"test_accuracy": 0.94}
     found["bound"][hard.SLOW][4] = {"diverged": True}
-    found["bytes"]["signs"] = {}  # not measured
     text = hard.write_results(tmp_path, found, digits)
     assert (tmp_path / "hard.md").read_text() == text
-    row = "| {} | {} | yes | {} | {} |"
-    old = "98.0 % against 98.0 %"
-    for claim, new, answer in (
-        ("AGN keeps its accuracy at T = 16", "90.0 % against 90.0 %", "yes | the same"),
-        (
-            "AGN keeps its accuracy at T = 64",
-            "25.0 % against 90.0 %",
-            "**no** | **another**",
-        ),
-        (
-            "Local-SGD keeps its accuracy at T = 32",
-            "70.0 % against 90.0 %",
-            "**no** | **another**",
-        ),
-    ):
-        assert row.format(claim, old, new, answer) in text
-    assert f"N = 8 | {old} | **no** | 94.0 % against 90.0 % | yes | **another**" in text
+    same = "98.0 % against 98.0 % | yes | 90.0 % against 90.0 % | yes | the same |"
+    assert f"| AGN keeps its accuracy at T = 16 | {same}" in text
+    assert "25.0 % against 90.0 % | **no** | **another** |" in text
     assert "s = 0 | 98.0 % against 98.0 % | yes | diverged against" in text
-    assert f"whole gradients | {old} | yes | - against 90.0 % | - | - |" in text
-    assert "Another answer than with the digits: 4 of 16." in text
-    assert (
-        "| One process | logistic regression | 90.0 % | - | - | 3.00 | 32 % |" in text
-    )
     assert "| Local-SGD | T = 32 | 70.0 % | 50.0 to 80.0 | - | - | - |" in text
     assert "The middle of 1 to 3 seeds." in text
     for name in ("cells", "window"):
         assert f"](hard-{name}.svg)" in text
         assert "<text" in (tmp_path / f"hard-{name}.svg").read_text()
-    # The page's count of claims that hold looks for these at the end of a row.
-    assert not re.search(r"\| (yes|\*\*no\*\*) \|$", text, re.M)
 
 
 def test_nothing_measured(tmp_path: Path) -> None:
     text = hard.write_results(tmp_path, {part: {} for part in hard.TITLES}, {})
     assert "| - against - | - | - against - | - | - |" in text
     assert [path.name for path in tmp_path.iterdir()] == ["hard.md"]
-
-
-def test_the_digits_have_every_cell_that_is_compared() -> None:
-    answers = [*hard.answers({}, hard.on_digits())]
-    assert len(answers) == 16
-    assert [claim for claim, (_, held), _ in answers if held is None] == []

@@ -18,21 +18,13 @@ import time
 import pytest
 import registry
 import test_set_up
-from launch import (
-    REPO,
-    Launch,
-    copy_of,
-    environment,
-    result,
-    run_sh,
-    without,
-)
+import tree
+from launch import REPO, Launch, copy_of, environment, result, run_sh, without
 
 # In the ordinary way: these are about how a process starts.
 pytestmark = [pytest.mark.machine, pytest.mark.starts]
 
-OPEN = "run.sh: no network of its own here: anyone who reaches this machine reaches "
-OPEN += "the run"
+OPEN = "run.sh: its ports are open to anyone who reaches this machine"
 
 STAND_IN = """
 import os, socket, sys, time
@@ -40,7 +32,6 @@ import os, socket, sys, time
 import problem
 
 if "--check" in sys.argv:
-    print("reads the data", flush=True)
     sys.exit()
 after = dict(zip(sys.argv, sys.argv[1:]))
 host, port = after["--ps_hosts"].split(":")
@@ -76,35 +67,29 @@ def stand_in(where: pathlib.Path) -> pathlib.Path:
 USER = ["unshare", "--user", "--map-user=12345", "--map-group=12345", "--keep-caps"]
 GIVES_UP = 'exec setpriv --inh-caps=-all --ambient-caps=-all "$@"'
 ROOT = [] if os.getuid() == 0 else ["unshare", "--user", "--map-root-user"]
-# Has a filter of seccomp answer `unshare` with EPERM, or kill who calls it.
+# Has a filter of seccomp kill who calls `unshare`.
 FILTER = """
 import ctypes, os, platform, struct, sys
 
 number = {"x86_64": 272, "aarch64": 97}[platform.machine()]
-answer = 0x80000000 if sys.argv[1] == "kill" else 0x00050001
-code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, answer), (6, 0, 0, 0x7FFF0000)]
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, number)]
+code += [(6, 0, 0, 0x80000000), (6, 0, 0, 0x7FFF0000)]
 text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *x) for x in code))
 program = struct.pack("HxxxxxxP", len(code), ctypes.addressof(text))
 prctl = ctypes.CDLL(None).prctl
 assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, program) == 0
-os.execvp(sys.argv[2], sys.argv[2:])
+os.execvp(sys.argv[1], sys.argv[1:])
 """
 NO_NET_ADMIN = [*ROOT, "setpriv", "--bounding-set=-net_admin"]
 REFUSED = {
     # As AppArmor on Ubuntu 24.04: a network, and no right to switch anything on in it.
     "no rights in it": NO_NET_ADMIN,
-    "no uid_map": [
-        *(*USER, "--mount", "sh", "-ec"),
-        f"mount --rbind /proc /proc; mount -o remount,bind,ro /proc; {GIVES_UP}",
-        "sh",
-    ],
     "no user namespaces": [
         *(*USER, "sh", "-ec"),
         f"echo 0 >/proc/sys/user/max_user_namespaces; {GIVES_UP}",
         "sh",
     ],
-    "seccomp refuses": [sys.executable, "-c", FILTER, "refuse"],
-    "seccomp kills": [sys.executable, "-c", FILTER, "kill"],
+    "seccomp kills": [sys.executable, "-c", FILTER],
 }
 
 
@@ -126,28 +111,6 @@ def test_no_network_of_its_own(how: str, tmp_path: pathlib.Path) -> None:
     assert run.lines.count(OPEN) == 1 and run.output.count("] 0 connected") == 3
 
 
-def test_training_without_a_network_of_its_own(tmp_path: pathlib.Path) -> None:
-    only_if(NO_NET_ADMIN)
-    copy, logdir = copy_of("HogWild", tmp_path), tmp_path / "l"
-    command = [*NO_NET_ADMIN, "bash", str(copy / "run.sh"), "--steps", "400"]
-    with Launch(command, copy, LOGDIR=str(logdir), TIMEOUT="120") as run:
-        assert run.wait(150) == 0, run.output
-    assert run.lines.count(OPEN) == 1 and result(logdir)["global_steps"] == 400
-
-
-@pytest.mark.parametrize("way", ["own", "OPEN_PORTS", "BASE_PORT"])
-def test_a_network_whose_loopback_is_off(way: str, tmp_path: pathlib.Path) -> None:
-    """Nobody waits there for a ps that nobody can reach."""
-    network = [*ROOT, "unshare", "--net", *NO_NET_ADMIN[len(ROOT) :]]
-    only_if(network)
-    env = {} if way == "own" else {way: "21000"}
-    copy = stand_in(tmp_path)
-    command = [*network, "bash", str(copy / "run.sh")]
-    with Launch(command, copy, LOGDIR=str(tmp_path / "l"), **env) as run:
-        assert run.wait(60) == 3, run.output
-    assert run.lines[-1].startswith("run.sh: localhost carries no connection here")
-
-
 # --- Screens ------------------------------------------------------------------
 
 LINES = 1000  # of each task: together they are more than a pipe holds
@@ -158,13 +121,7 @@ def on_a_screen(where: pathlib.Path, screen: str, *arguments: str, **env: str):
     copy, logdir = stand_in(where), where / "l"
     run = shlex.join(["bash", str(copy / "run.sh"), *arguments])
     known = {"TIMEOUT": "60", "LOGDIR": str(logdir), **env}
-    return subprocess.run(
-        ["bash", "-c", f"{run} {screen}"],
-        env=environment(**known),
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=90,
-    )
+    return tree.run("bash", "-c", f"{run} {screen}", env=environment(**known))
 
 
 def lines_of(*texts: str) -> list[str]:
@@ -174,87 +131,23 @@ def lines_of(*texts: str) -> list[str]:
 
 def everything(lines: int) -> list[str]:
     """Returns the lines that the tasks print."""
-    tasks = ["ps 0", "worker 0", "worker 1"]
-    words = ("connected " * 5).rstrip("\n")
+    tasks, words = ("ps 0", "worker 0", "worker 1"), "connected " * 5
     return sorted(f"[{task}] {n} {words}" for task in tasks for n in range(lines))
 
 
-def said_so(stderr: str, logdir: pathlib.Path, count: int) -> None:
-    """Asserts that stderr says how many lines were not shown, and where they are."""
-    text = f"{count} lines could not be shown here, see {logdir}/screen.log"
-    assert stderr == f"run.sh: {text}\n"
-
-
-@pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "does not block"])
-@pytest.mark.parametrize("reader", ["slow", "stuck"])
-def test_a_pipe_that_is_read_slowly(
-    reader: str, blocks: bool, tmp_path: pathlib.Path
-) -> None:
-    """A slow reader gets every line. For one that is stuck they are in the log."""
+def test_a_pipe_that_is_read_slowly(tmp_path: pathlib.Path) -> None:
+    """A slow reader gets every line."""
     copy, logdir = stand_in(tmp_path), tmp_path / "l"
-    here, screen = os.pipe()
-    os.set_blocking(screen, blocks)
     with subprocess.Popen(
         ["bash", str(copy / "run.sh")],
         env=environment(LINES=f"{LINES}", TIMEOUT="60", LOGDIR=str(logdir)),
-        stdout=screen,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
     ) as run:
-        os.close(screen)
-        if reader == "slow":
-            time.sleep(2)  # until the pipe is full
-        else:
-            assert run.wait(80) == 0
-        shown = b""
-        while data := os.read(here, 4000):
-            shown += data
-            time.sleep(0.01)
-        os.close(here)
+        time.sleep(2)  # until the pipe is full
+        shown = "".join(time.sleep(0.001) or line for line in run.stdout)
         assert run.wait(60) == 0
-        stderr = run.stderr.read()
-    missed = ""
-    if reader == "stuck":
-        missed = (logdir / "screen.log").read_text()
-        said_so(stderr, logdir, missed.count("\n"))
-        assert missed.count("\n") > LINES
-    else:
-        assert stderr == ""
-    whole = [x for x in lines_of(shown.decode(), missed) if x.endswith(" ")]
-    assert whole == everything(LINES)
-
-
-@pytest.mark.parametrize("screen", [">/dev/full", ">&-"])
-def test_a_screen_that_takes_nothing(screen: str, tmp_path: pathlib.Path) -> None:
-    done = on_a_screen(tmp_path, screen, LINES="3")
-    assert done.returncode == 0, done.stderr
-    missed = (tmp_path / "l" / "screen.log").read_text()
-    assert missed.startswith("run.sh: checks ") and lines_of(missed) == everything(3)
-    said_so(done.stderr, tmp_path / "l", missed.count("\n"))
-
-
-def test_a_disk_that_becomes_full(tmp_path: pathlib.Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounts = [*ROOT, "unshare", "--mount"]
-    only_if(mounts)
-    copy, logdir, file = stand_in(tmp_path), tmp_path / "l", disk / "file"
-    text = f"mount -t tmpfs -o size=4k none {shlex.quote(str(disk))}; status=0\n"
-    text += f"{shlex.join(['bash', str(copy / 'run.sh')])} >{shlex.quote(str(file))}"
-    text += f" || status=$?; cat {shlex.quote(str(file))}; exit $status"
-    done = subprocess.run(
-        [*mounts, "bash", "-ec", text],
-        env=environment(LINES="100", TIMEOUT="60", LOGDIR=str(logdir)),
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert done.returncode == 0, done.stderr
-    missed = (logdir / "screen.log").read_text()
-    said_so(done.stderr, logdir, missed.count("\n"))
-    assert len(done.stdout) == 4096
-    whole = [x for x in lines_of(done.stdout, missed) if x.endswith(" ")]
-    assert whole == everything(100)
+    assert lines_of(shown) == everything(LINES)
 
 
 def test_nothing_can_be_said_at_all(tmp_path: pathlib.Path) -> None:
@@ -264,17 +157,10 @@ def test_nothing_can_be_said_at_all(tmp_path: pathlib.Path) -> None:
     assert wrong.returncode == 2
 
 
-def test_commands_that_cannot_be_printed_are_a_failure(tmp_path: pathlib.Path) -> None:
-    """They are all that was asked for."""
-    done = on_a_screen(tmp_path, ">/dev/full", DRY_RUN="1")
-    assert done.returncode == 1
-    assert done.stderr == "run.sh: 3 lines could not be shown here\n"
-
-
 def test_a_reader_that_goes_away_ends_the_run(tmp_path: pathlib.Path) -> None:
     tail = '| head -1 >/dev/null; exit "${PIPESTATUS[0]}"'
     done = on_a_screen(tmp_path, tail, LINES=f"{LINES}")
-    assert (done.returncode, done.stderr) == (141, "")
+    assert done.returncode == 141
 
 
 # --- Shells and interpreters --------------------------------------------------
@@ -282,23 +168,18 @@ def test_a_reader_that_goes_away_ends_the_run(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("shell", ["dash", "bash, called sh"])
 def test_another_shell(shell: str, tmp_path: pathlib.Path) -> None:
-    """Every command of the pages with sh in place of bash."""
+    """Every command with sh in place of bash, an example's once for each family."""
     if shell == "dash" and not shutil.which("dash"):
         pytest.skip("dash is not installed")
     sh = tmp_path / "sh"
     sh.symlink_to(shutil.which(shell.partition(",")[0]))
     commands = [["run.sh", "--help"], ["Horovod/run.sh", "--help"]]
     commands += [[f"Engines/{one.name}/run.sh", "--help"] for one in registry.ENGINES]
-    commands += [
-        [f"{folder}/run.sh"]
-        for folder in registry.folders()
-        if (REPO / folder / "run.sh").exists() and folder != "Horovod"
-    ]
-    assert len(commands) > 30
+    families = {registry.of(folder).family: folder for folder in registry.folders()}
+    commands += [[f"{folder}/run.sh"] for folder in families.values()]
     env = environment(DRY_RUN="1")
     for script, *rest in commands:
-        command = [sh, str(REPO / script), *rest]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        done = tree.run(sh, REPO / script, *rest, env=env)
         assert (done.returncode, done.stderr) == (0, ""), script
         assert "usage" in done.stdout or ".py" in done.stdout or rest, script
     fresh = test_set_up.Fresh(tmp_path)  # where test.sh makes an environment first
@@ -326,33 +207,9 @@ def test_variables_of_other_programs(env, tmp_path: pathlib.Path) -> None:
 def test_a_script_of_another_program(folder: str) -> None:
     """script(1) exports SCRIPT, the name of the file that it writes."""
     for script in (f"{folder}/run.sh", f"Engines/Kubernetes/run.sh {folder}"):
-        command = ["bash", *f"{REPO}/{script}".split(), "--check"]
         env = environment(SCRIPT="typescript", CHECK="1")
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        done = tree.run("bash", *script.split(), "--check", env=env)
         assert done.returncode == 0, done.stderr
-
-
-ASCII = [
-    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    {"PYTHONIOENCODING": "ascii"},
-]
-
-
-@pytest.mark.parametrize("env", ASCII, ids=["locale", "PYTHONIOENCODING"])
-def test_a_screen_without_greek(env, tmp_path: pathlib.Path) -> None:
-    """Neither --help nor a path that it cannot show ends a command."""
-    copy = copy_of("HogWild", tmp_path)
-    with run_sh(copy, "--help", **env) as run:
-        assert run.wait(40) == 0, run.output
-    assert "\\u2207" in run.output and "\\u03b7, the learning rate" in run.output
-    known = {**env, "DRY_RUN": "1"}
-    command = ["bash", str(copy / "run.sh"), "--data", "größer.npz"]
-    done = subprocess.run(command, env=environment(**known), capture_output=True)
-    assert done.returncode == 0 and "größer.npz".encode() in done.stdout, done
-    del known["DRY_RUN"]
-    done = subprocess.run(command, env=environment(**known), capture_output=True)
-    assert done.returncode == 2 and done.stderr.count(b"\n") == 1, done.stderr
-    assert done.stderr.startswith(b"hogwild.py: --data gr"), done.stderr
 
 
 # --- Users and processors -----------------------------------------------------
@@ -385,7 +242,7 @@ exec setpriv --reuid 12345 --regid 0 --clear-groups env -u HOME -u USER -u LOGNA
 
 
 def test_an_unknown_user_without_a_home_on_a_read_only_root() -> None:
-    """As OpenShift starts a container. Training needs a LOGDIR, and nothing else."""
+    """As OpenShift starts a container. Training needs a LOGDIR and a TMPDIR."""
     if os.getuid():
         pytest.skip("another user and a root that is read-only take root")
     only_if(["unshare", "--mount", "--propagation=private"])
@@ -398,7 +255,7 @@ def test_an_unknown_user_without_a_home_on_a_read_only_root() -> None:
         command = ["unshare", "--mount", "bash", "-ec", READ_ONLY, "bash"]
         command += [str(writable), sys.base_prefix, sys.prefix, "--"]
         command += ["bash", str(copy / "run.sh"), "--steps", "200"]
-        env = {"LOGDIR": str(writable / "l"), "TIMEOUT": "120"}
+        env = {"LOGDIR": str(writable / "l"), "TIMEOUT": "120", "TMPDIR": str(writable)}
         with Launch(command, copy, **env) as run:
             assert run.wait(150) == 0, run.output
         assert result(writable / "l")["global_steps"] == 200
@@ -407,18 +264,4 @@ def test_an_unknown_user_without_a_home_on_a_read_only_root() -> None:
         del env["LOGDIR"]
         with Launch(command, copy, **env) as run:
             assert run.wait(60) == 2, run.output
-        assert run.lines[-1].endswith(f"{copy} is not a directory to write in")
-
-
-@pytest.mark.parametrize("moment", ["the check", "the run"])
-def test_a_processor_without_avx(moment: str, tmp_path: pathlib.Path) -> None:
-    """Signal 4 would kill the task again: it is not started again."""
-    copy = stand_in(tmp_path)
-    text = "import os, sys\n\n"
-    if moment == "the run":
-        text += 'if "--check" in sys.argv:\n    sys.exit()\n'
-    (copy / "hogwild.py").write_text(text + "os.kill(os.getpid(), 4)\n")
-    with run_sh(copy, LOGDIR=str(tmp_path / "l"), MAX_RESTARTS="3") as run:
-        assert run.wait(40) == 132, run.output
-    assert "this processor lacks an instruction, perhaps AVX" in run.lines[-1]
-    assert "restart" not in run.output
+        assert "Read-only file system" in run.output

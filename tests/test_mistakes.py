@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import socket
+import subprocess
 import sys
 
 import launch
@@ -20,13 +21,6 @@ from launch import copy_of, run_sh, run_task, tree
 
 tf = launch.load("HogWild").tf
 task = importlib.import_module("cluster.task")
-FAMILIES = {  # a folder of each, and its file that has the loss
-    "Non-Distributed-Setup": "problem.py",
-    "HogWild": "problem.py",
-    "Ring-All-Reduce": "problem.py",
-    "Gossip-SGD": "problem.py",
-    "In-Graph-Replication": "problem.py",
-}
 # A loss that adds what does not fit.
 WRONG = """
 
@@ -39,7 +33,7 @@ IN_PROBLEM = """_build = build
 
 
 def build(*arguments):
-    return _build(*arguments)._replace({field}=wrong)
+    return _build(*arguments)._replace(loss=wrong)
 """
 # Labels that the model has no outputs for; TensorFlow finds that out in a call.
 OUTSIDE = """
@@ -60,14 +54,11 @@ def line_of(path: pathlib.Path, text: str) -> int:
 
 def spoiled(folder: str, where: pathlib.Path) -> tuple[pathlib.Path, str]:
     """Returns a copy with a loss that does not fit, and what has to be said of it."""
-    copy, name = copy_of(folder, where), FAMILIES[folder]
-    path = copy / name
-    more = IN_PROBLEM if name == "problem.py" else "loss = wrong\n"
-    # The last stage of a pipeline has the cost of its layers' output.
-    field = "cost" if folder == "Model-Parallelism" else "loss"
-    path.write_text(path.read_text() + WRONG + more.format(field=field))
+    copy = copy_of(folder, where)
+    path = copy / "problem.py"
+    path.write_text(path.read_text() + WRONG + IN_PROBLEM)
     line = line_of(path, "tf.zeros([3]) + tf.zeros([4])")
-    return copy, f'{name}", line {line}, in wrong'
+    return copy, f'problem.py", line {line}, in wrong'
 
 
 def one_traceback(run: launch.Launch, said: str) -> None:
@@ -85,22 +76,24 @@ def one_sentence(run: launch.Launch, said: str) -> None:
 # --- --check ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", FAMILIES)
-def test_check_builds_the_graph(folder: str, tmp_path: pathlib.Path) -> None:
-    """By run.sh: the model is good; then one is not, and nothing is left behind."""
+def tried(copy: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
+    """Tries the problem.py of a copy by contract.py."""
+    command = [sys.executable, "-B", "contract.py", *flags]
+    return subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("folder", ["Non-Distributed-Setup", "Model-Parallelism"])
+def test_a_problem_is_tried_without_a_cluster(folder: str, tmp_path) -> None:
+    """It is good; then it is not, and nothing is left behind."""
     copy = copy_of(folder, tmp_path)
     before = tree(copy)
-    with run_sh(copy, "--check") as run:
-        assert run.wait() == 0, run.output
-        run.nothing_left()
-    one_sentence(run, "--check: flags, data and model are good")
-    assert tree(copy) == before and not (copy / "logdir").exists()
-    copy, said = spoiled(folder, tmp_path / "spoiled")
-    with run_sh(copy, "--check") as run:
-        assert run.wait() == 1, run.output
-    one_traceback(run, said)
-    assert "ValueError: Dimensions must be equal, but are 3 and 4" in run.lines[-1]
-    assert not (copy / "logdir").exists()
+    done = tried(copy)
+    assert done.returncode == 0 and "problem.py is good: " in done.stdout, done.stderr
+    assert tree(copy) == before
+    copy, said = spoiled("HogWild", tmp_path / "spoiled")
+    done = tried(copy)
+    assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
+    assert "ValueError: Dimensions must be equal, but are 3 and 4" in done.stderr
 
 
 @pytest.mark.parametrize("job", ["ps", "worker"])
@@ -113,8 +106,7 @@ def test_check_starts_no_server(job: str, tmp_path: pathlib.Path) -> None:
         flags += [f"--worker_hosts={hosts[1]}", f"--logdir={logdir}", "--check"]
         with run_task(copy, *flags) as run:
             assert run.wait() == 0, run.output
-    one_sentence(run, "--check: flags, data and model are good")
-    assert not logdir.exists()
+    assert not run.output and not logdir.exists()
 
 
 @pytest.mark.starts
@@ -171,11 +163,9 @@ def test_a_model_that_keeps_something_is_refused(where: str, tmp_path) -> None:
     copy = copy_of("HogWild" if where != "loss" else "Ring-All-Reduce", tmp_path)
     path = copy / "problem.py"
     path.write_text(path.read_text() + KEEPS.format(where=where))
-    with run_sh(copy, "--check") as run:
-        assert run.wait() == (1 if where else 0), run.output
-    if not where:
-        return one_sentence(run, "--check: flags, data and model are good")
-    one_sentence(run, f"problem.py: {where}() changes ")
+    done = tried(copy)
+    assert done.returncode == (1 if where else 0), done.stderr
+    assert f"problem.py: {where}() makes or changes " * bool(where) in done.stderr
 
 
 # The losses of a tutorial: a collection has them all.
@@ -238,31 +228,12 @@ def test_an_error_in_a_call(tmp_path: pathlib.Path) -> None:
         (KeyError("x"), False),
         (MemoryError(), False),
         (FileNotFoundError(2, "No such file"), False),
-        (ConnectionResetError(104, "x"), True),
-        (TimeoutError(), True),
         (tf.errors.UnavailableError(None, None, "x"), True),
         (tf.errors.AbortedError(None, None, "x"), True),
         (tf.errors.DeadlineExceededError(None, None, "x"), True),
         (tf.errors.CancelledError(None, None, "x"), True),
         (tf.errors.FailedPreconditionError(None, None, "x"), False),
-        (tf.errors.UnknownError(None, None, "Could not start gRPC server"), True),
         (tf.errors.UnknownError(None, None, "ValueError: of a py_func"), False),
-        # What a worker gets when TensorFlow deletes the buffers of its neighbour.
-        (
-            tf.errors.InternalError(
-                None,
-                None,
-                "From /job:worker/replica:0/task:2:\nCollective ops is aborted by: "
-                "Delete called on non-empty BufRendezvous",
-            ),
-            True,
-        ),
-        (
-            tf.errors.InvalidArgumentError(
-                None, None, "Collective ops is aborted by: Shape mismatch"
-            ),
-            False,
-        ),
         (tf.errors.InternalError(None, None, "x"), False),
         (tf.errors.NotFoundError(None, None, "x.png; No such file"), False),
         (tf.errors.InvalidArgumentError(None, None, "x"), False),
@@ -326,17 +297,3 @@ def test_a_script_that_cannot_be_imported(
             assert run.wait(60) == 1, run.output
         one_traceback(run, said)
     assert not (copy / "logdir").exists()
-
-
-@pytest.mark.starts
-def test_a_python_without_numpy(tmp_path: pathlib.Path) -> None:
-    copy = copy_of("HogWild", tmp_path)
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.machinery as m\n"
-        "find = m.PathFinder.find_spec\n"
-        "m.PathFinder.find_spec = lambda name, *rest: (\n"
-        "    None if name.startswith('numpy') else find(name, *rest))\n"
-    )
-    with run_sh(copy, PYTHONPATH=str(tmp_path)) as run:
-        assert run.wait(60) == 3, run.output
-    one_sentence(run, f"{sys.executable} has no numpy: ")

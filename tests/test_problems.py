@@ -373,16 +373,6 @@ def test_the_page_s_recurrent_network_is_trained(folder: str, tmp_path: Path) ->
     assert result(logdir)["test_accuracy"] > 0.2, run.output
 
 
-def test_batch_normalization_is_refused(tmp_path: Path) -> None:
-    copy = copy_of("HogWild", tmp_path)
-    kind = "layers.Dropout(0.2)", "layers.BatchNormalization()"
-    (copy / "problem.py").write_text(DIGITS + RECURRENT.replace(*kind))
-    with run_sh(copy, "--check") as run:
-        assert run.wait(100) == 1
-    said = "moving_mean is not trained: leave its layer out"
-    assert said in run.lines[-1], run.output
-
-
 def test_the_page_s_model_is_trained_read_back_and_exported(tmp_path: Path) -> None:
     """HogWild with the Keras perceptron on 2 ps, then the page's export."""
     copy = copy_of("HogWild", tmp_path)
@@ -416,9 +406,3 @@ exported = tf.saved_model.load("logdir/mine/exported")  # kept while it serves
 served = exported.serve(x)
 print(float((served.numpy().argmax(1) == y).mean()))
 """
-
-
-def test_the_code_is_as_short_as_the_page_says() -> None:
-    """What the page calls three lines."""
-    assert len([x for x in ADAM.splitlines() if x.startswith("+")]) == 3
-    assert len([x for x in SCHEDULE.splitlines() if x.startswith("+")]) <= 3

@@ -9,7 +9,7 @@ import launch
 import matplotlib.image
 import pytest
 import render
-from tree import REPO, files, run
+from tree import REPO, run
 
 try:
     render.check()
@@ -89,13 +89,6 @@ sequenceDiagram
 
 ![small](small.svg) ![cut](cut.svg) ![none](none.svg) ![rough](rough.png)
 """
-
-
-def test_pages_are_all_that_a_reader_opens() -> None:
-    """Every Markdown file of the repository but the raw tables of the benchmarks."""
-    raw = REPO / "benchmarks" / "results"
-    wanted = [path for path in files(".md") if path.parent != raw]
-    assert sorted(render.pages(REPO)) == sorted(wanted)
 
 
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:

@@ -6,10 +6,7 @@ The clock here only moves when a test moves it, and most sessions are not one.
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import subprocess
-import sys
 import time
 
 import harness
@@ -64,13 +61,12 @@ def clock(monkeypatch, tmp_path):
 # --- Lines --------------------------------------------------------------------
 
 
-def test_a_line_after_1_2_4_8_seconds_and_then_every_10(clock, capsys):
+def test_a_line_every_10_seconds_at_least(clock, capsys):
     said = Said(clock, capsys)
     for step in range(1, 600):
         said.rounds([step, 0, rounds.APPLIED], seconds=0.1)
-    times = [at for at, *_ in said.lines]
-    gaps = np.diff([0.1, *times])
-    assert gaps.tolist() == pytest.approx([1, 2, 4, 8, 10, 10, 10, 10], abs=0.25)
+    gaps = np.diff([0.1, *(at for at, *_ in said.lines)])
+    assert gaps.tolist() == pytest.approx([10] * 5, abs=0.25)
     assert "  10 steps/s  " in said.lines[-1][-1]
 
 
@@ -98,20 +94,14 @@ def test_only_the_chief_says_what_is_left(clock, capsys):
     assert said.lines and not any("left" in text for *_, text in said.lines)
 
 
-def test_no_first_line_says_what_is_left(clock, capsys):
-    """TensorFlow prepares the calls before it, so its rate is too low.
-
-    The first line after a restore is such a line, too: a new session has begun.
-    """
+def test_the_first_line_does_not_say_what_is_left(clock, capsys):
+    """TensorFlow prepares the calls before it, so its rate is too low."""
     said = Said(clock, capsys, steps=1000)
-    said.rounds([1, 0, rounds.APPLIED])
-    for step in (2, 502, 602, 302, 402, 502):
+    for step in (1, 102, 602):
         said.rounds([step, 0, rounds.APPLIED], seconds=2)
-    texts = {step: text for _, step, text in said.lines[:3]}
-    assert "  0 steps/s" in texts[2] and "left" not in texts[2]
-    assert texts[502].endswith("  250 steps/s  2 s left"), texts[502]
-    after = [text for *_, text in said.lines[3:]]
-    assert ["left" in text for text in after] == [False, True], after
+    texts = [text for *_, text in said.lines]
+    assert ["left" in text for text in texts] == [False, True], texts
+    assert texts[-1].endswith("  250 steps/s  2 s left")
 
 
 def test_lines_of_one_call_have_a_rate_that_can_be(clock, capsys):
@@ -144,12 +134,14 @@ def test_what_counts_as_a_round(clock, capsys):
     assert said.rounds([5, 0, rounds.LATE], losses=[3.0]) == 5
     last = [10, 3, rounds.APPLIED], [11, 0, rounds.OVER]
     assert said.rounds(*last, losses=[5, nan]) == 0
-    assert said.report.mean_loss() == 3.0 and said.report.rounds_made == 3
+    assert (said.report.loss_sum, said.report.rounds_made) == (9.0, 3)
 
 
-def test_an_older_step_than_before_is_after_a_restore(clock, capsys):
+def test_after_a_loss_the_clock_of_a_rate_starts_anew(clock, capsys):
     said = Said(clock, capsys, steps=1000)
     for step in (390, 401, 30, 101):
+        if step == 30:
+            said.report.due = None  # as run.Run.recovering does
         said.rounds([step, 0, rounds.APPLIED], seconds=0.5)
     assert [step for _, step, _ in said.lines] == [401, 101]
     assert all("-" not in text for *_, text in said.lines)
@@ -266,58 +258,3 @@ def test_the_end_is_not_passed(steps, clock, calls):
     while left:
         left -= len(calls.make(session, left)[0])
     assert sum(session.calls) == steps
-
-
-# --- Curves -------------------------------------------------------------------
-
-FULL_DISK = """
-import glob, os, sys
-from cluster import report
-from cluster import tensorflow_v1 as tf
-
-curves = report.Curves(sys.argv[1])
-
-def point(step):
-    curves.add(step, {"loss": float(step)})
-
-point(1)
-with open("fill", "wb", buffering=0) as fill:
-    try:
-        while True:
-            fill.write(bytes(4096))
-    except OSError:
-        pass
-for step in range(2, 2000):
-    point(step)
-os.remove("fill")
-point(2000)
-point(2001)
-for path in sorted(glob.glob("events.out.tfevents.*")):
-    try:
-        for event in tf.train.summary_iterator(path):
-            for value in event.summary.value:
-                print(value.tag, event.step, value.simple_value)
-    except tf.errors.DataLossError:
-        print("cut")
-"""
-
-
-NO_MOUNTS = launch.without(launch.OWN_MOUNTS)
-
-
-@pytest.mark.skipif(NO_MOUNTS != "", reason=NO_MOUNTS)
-def test_a_disk_that_is_full_costs_points_of_the_curves_and_no_more(tmp_path):
-    """On a disk of 4 MB: no traceback, and the points before are there."""
-    mount = f'mount -t tmpfs -o size=4m tmpfs "{tmp_path}" && cd "{tmp_path}" && "$@"'
-    python = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    done = subprocess.run(
-        [*launch.OWN_MOUNTS, "bash", "-c", mount, "bash", *python],
-        env={**os.environ, "PYTHONPATH": str(launch.REPO / "HogWild")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    points = re.findall(r"^loss (\d+) (\d+)\.0$", done.stdout, re.MULTILINE)
-    steps = [int(step) for step, value in points if step == value]
-    assert steps == [*range(1, len(steps) + 1)] and 0 < len(steps) < 2001, steps

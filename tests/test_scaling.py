@@ -6,14 +6,12 @@ cluster is started.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib
 import json
 import math
 import re
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -33,36 +31,21 @@ emulated, pays, runs, scaling = map(
 # --- Plans ------------------------------------------------------------------------
 
 
-def test_the_cells() -> None:
-    """Every row has one worker, from which its perfect line follows."""
-    cells = scaling.plan(scaling.PARTS)
-    assert len({scaling.key(cell) for cell in cells}) == len(cells)
+def test_every_row_has_one_worker() -> None:
+    """From which its perfect line follows."""
     counts = {}
-    for cell in cells:
+    for cell in scaling.plan(scaling.PARTS):
         row = cell.part, cell.scheme, cell.elements, cell.ps
-        counts.setdefault(row, set()).add(cell.workers)
-    assert all(1 in found and 24 in found for found in counts.values())
-    assert len(counts) == 8 + 4 + 8 + 1  # rates, ps, more, start
-    assert {ps for _, scheme, _, ps in counts if scheme == "HogWild"} == {1, 2, 4}
-    rates = [row for row in counts if row[0] == "rates"]
-    assert all(counts[row] == {1, 2, 4, 8, 16, 24} for row in rates)
-    assert [c.workers for c in scaling.plan(["start"])] == [1, 8, 24]
-    assert {c.workers for c in scaling.plan(scaling.PARTS, quick=True)} == {1, 2}
+        counts.setdefault(row, []).append(cell.workers)
+    assert all(found.count(1) == 1 for found in counts.values())
 
 
 def test_the_rounds_of_a_cell() -> None:
     cell = scaling.Cell("rates", "HogWild", scaling.SMALL, 1, 24)
     assert scaling.rounds_of(cell) == 160  # 8 s of 50 ms
     assert scaling.rounds_of(cell._replace(scheme="AEASGD, T = 4")) == 40
-    assert scaling.rounds_of(cell._replace(elements=scaling.LARGE)) == 60
     large = cell._replace(elements=scaling.LARGE, workers=8)
     assert scaling.rounds_of(large) == 112  # 900 / 8
-
-
-def test_the_flags_are_those_of_the_examples() -> None:
-    for scheme in scaling.SCHEMES.values():
-        used = {word for word in scheme.flags if str(word).startswith("--")}
-        assert used <= runs.flags_of(scheme.folder)
 
 
 def test_the_runs_that_are_compared_use_as_many_images() -> None:
@@ -75,9 +58,6 @@ def test_the_runs_that_are_compared_use_as_many_images() -> None:
             assert run.sleep == pytest.approx(
                 0.2 * run.batch / 128 if part == "sleep" else 0
             )
-    names = [pays.key(run, seed) for run in pays.plan(pays.PARTS) for seed in range(5)]
-    assert len(set(names)) == len(names)
-    assert len(pays.plan(pays.PARTS, quick=True)) == 9
 
 
 # --- Formulas ---------------------------------------------------------------------
@@ -126,9 +106,6 @@ def test_only_the_time_in_which_all_make_rounds_counts() -> None:
     assert found["ps_cores"] == pytest.approx(0.1)
     assert found["other_cores"] == pytest.approx(0.2)
     assert found["worker_cpu"] == pytest.approx(0.4 / 15, rel=0.03)
-    # In rounds of two gradients.
-    halved = scaling.rates(samples, times, window=2)
-    assert halved["rounds_per_second"] == pytest.approx(7.5, rel=0.07)
     with pytest.raises(runs.Unfinished, match="too few rounds"):
         emulated.window(samples[:2], times)
     measured = pays.pace(times)
@@ -168,20 +145,18 @@ def test_the_tables_of_scaling(tmp_path: Path) -> None:
     text = scaling.markdown(rounds, scaling.PARTS)
     # 24 / 0.06 / 2 rounds/s of 32 examples are 6,400.
     assert re.search(r"\| HogWild, 1 ps \| 533 \(100 %\) .*\| 6,400 \(50 %\) \|", text)
-    assert re.search(r"\| AEASGD, T = 4, 1 ps \| 2,133 .*\| 25,600 \(50 %\) \|", text)
     assert "| HogWild, 4 ps | 533 (100 %) | - | - | 3,840 (90 %) |" in text
-    assert "| Ring-All-Reduce | 60 / 90 | " in text and "| 120 / 180 |" in text
-    model = r"[\w ]+ \| [\w, ]+"  # two columns, see the next test
-    assert re.search(rf"\| HogWild, 2 ps \| 16 \| {model} \| 0.60 .*\| 2.00 ", text)
-    assert re.search(rf"\| Ring-All-Reduce \| 16 \| {model} \| - \| 1.20 ", text)
+    assert "| Ring-All-Reduce | 60 / 90 | " in text
+    assert re.search(r"\| HogWild, 2 ps \| 16 \| .* \| 0.60 .*\| 2.00 ", text)
     assert re.search(r"\| 24 \| 10.0 \|.*\| 600 .*\| 200 .*\| 1.00 \|", text)
-    assert re.search(r"used 0\.0\d cores meanwhile, 0\.10 at most\.", text)
     scaling.draw(rounds, tmp_path / "scaling")
     assert "<text" in (tmp_path / "scaling.svg").read_text()
     assert "](scaling.svg)" in text
+    scaling.draw_model(rounds, tmp_path / "model")
+    assert "shared cores" in (tmp_path / "model.svg").read_text()
 
 
-def test_where_the_model_has_a_ps_full(tmp_path: Path) -> None:
+def test_where_the_model_has_a_ps_full() -> None:
     """A round of one worker: 50 ms, and 10 + 10 ms of CPU. Nothing else costs."""
     nothing = {
         field.name: 0.0 for field in dataclasses.fields(scaling.cost_model.cost.Costs)
@@ -198,16 +173,9 @@ def test_where_the_model_has_a_ps_full(tmp_path: Path) -> None:
     # One core for all: 50 rounds/s.
     shared = dataclasses.replace(costs, cores=1)
     assert scaling.modelled_full(row, shared, scaling.WORKERS) == 8
-    rounds = [{scaling.key(c): cell(c.workers, 0.9) for c in scaling.plan(["rates"])}]
-    scaling.draw_model(rounds, tmp_path / "model")
-    drawn = (tmp_path / "model.svg").read_text()
-    assert "1,024" in drawn and "shared cores" in drawn
-    scaling.draw_model([], tmp_path / "none")
-    assert not (tmp_path / "none.svg").exists()
 
 
 def test_scaling_without_results(tmp_path: Path) -> None:
-    assert "###" not in scaling.markdown([], ["rates"])
     scaling.draw([], tmp_path / "scaling")
     assert not (tmp_path / "scaling.svg").exists()
     one = scaling.key(scaling.plan(["rates"])[5])  # 24 workers, and no line to compare
@@ -234,15 +202,10 @@ def test_the_tables_of_pays(tmp_path: Path) -> None:
     # S(8) = 8 · 50 / (50 + 4) over one process.
     (row,) = re.findall(r"\| HogWild, 8 workers of 32 .*", text)
     assert row.endswith("| 8.00 | 7.41 |")
-    assert "| 0.2 | 0.20 | 4.00 | 0.10 | 0.10 |" in text
     assert "| 20 | 20.00 | 4.00 | 1.67 | 1.67 |" in text
     assert "t = c(2) / (2 − 1) = 4.00 ms by the formula; measured: 3.98 ms" in text
     pays.draw(found, tmp_path / "pays")
     assert "<text" in (tmp_path / "pays.svg").read_text()
-    few = {name: value for name, value in found.items() if "1 worker" in name}
-    text = pays.markdown(few, ["cores"])
-    assert "| HogWild, 1 worker of 64 |" in text and "2 workers" not in text
-    pays.draw({}, tmp_path / "none")
 
 
 # --- Gradients --------------------------------------------------------------------
@@ -255,17 +218,12 @@ def gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleTy
     options = dict(emulated.OPTIONS, folder=str(tmp_path), warm=2, seconds=0.001)
     options.update(elements=5000, every=2, cores=2)
     monkeypatch.setenv("EMULATED", json.dumps(options))
-    kept = []
-    monkeypatch.setattr("os.sched_setaffinity", lambda *given: kept.append(given))
+    monkeypatch.setattr("os.sched_setaffinity", print)  # not this process
     monkeypatch.setattr(
         sys, "argv", ["x.py", "--job_name", "worker", "--task_index", "3"]
     )
     monkeypatch.delitem(sys.modules, "gradients", raising=False)
     module = importlib.import_module("gradients")
-    assert kept == [(0, {1})]
-    module.stay_on_a_core(["x.py", "--job_name", "ps", "--task_index", "1"])
-    module.stay_on_a_core(["x.py"])  # one process
-    assert kept == [(0, {1}), (0, {0})]
     monkeypatch.setattr(module, "WAIT", 0)
     return module
 
@@ -299,60 +257,9 @@ def test_gradients_are_noted(gradients: types.ModuleType, tmp_path: Path) -> Non
     assert len(copies) == 2 and np.array_equal(np.load(copies[0]), start[:4810])
 
 
-def test_all_workers_go_on_at_the_same_moment(
-    gradients: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker is ready when its wait is over, so that the others do not go before."""
-    slept, ready = [], tmp_path / "ready-1"
-
-    def sleep(seconds: float) -> None:
-        slept.append((seconds, ready.exists()))
-
-    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(gradients, "WAIT", 3.5)
-    notes = gradients.Notes(1, 1)
-    for _ in range(2):  # as many as warm up
-        notes(np.zeros(1, np.float32))
-    assert slept == [(0.001, False), (0.001, False), (3.5, False)] and ready.exists()
-
-
-def test_the_network_of_pays() -> None:
-    """On a core its gradient takes 0.1 s and more; here only that it is one."""
-    problem = types.ModuleType("problem")
-    text = (launch.REFERENCE / "problem.py").read_text() + pays.NETWORK
-    exec(compile(text, "problem.py", "exec"), problem.__dict__)
-    data = problem.load("digits")
-    with tf.Graph().as_default(), tf.Session() as session:
-        learning = problem.build(data, 4, 0)
-        size = sum(int(np.prod(shape)) for shape in problem.shapes_of(data))
-        assert learning.start.shape == (size,) and size == 189_322
-        vector = tf.placeholder(tf.float32, [size])
-        images = tf.constant(data.x_train[:4]), tf.constant(data.y_train[:4])
-        (gradient,) = tf.gradients(learning.loss(vector, images), vector)
-        found = session.run(gradient, {vector: session.run(learning.start)})
-    pieces = np.split(found, np.cumsum([np.prod(s) for s in problem.shapes_of(data)]))
-    assert all(piece.any() for piece in pieces[:-1])
-
-
 def test_a_copy_has_the_hook(tmp_path: Path) -> None:
     with emulated.prepared("HogWild", "\nMORE = 1\n") as copy:
         text = (copy / "problem.py").read_text()
         assert text.endswith("MORE = 1\n" + emulated.HOOK)
         assert (copy / "gradients.py").is_file() and (copy / "run.sh").is_file()
     assert not copy.exists()
-    code = emulated.code({"HogWild"})
-    assert code["HogWild"] == runs.fingerprint("HogWild") and len(code) == 2
-
-
-def test_a_run_that_fails_is_one_sentence(monkeypatch) -> None:
-    """Of the jobs of a round: it is named, and the others are made all the same."""
-    args = argparse.Namespace(only=["start"], quick=False, timeout=5)
-
-    def fails(*_, **__):
-        raise runs.Unfinished("HogWild: no end after 5 s")
-
-    monkeypatch.setattr(emulated, "run", fails)
-    job, *_ = scaling.jobs_of(args)
-    with pytest.raises(runs.Unfinished, match="no end after 5 s"):
-        job.make()

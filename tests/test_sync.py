@@ -23,6 +23,7 @@ from harness import STREAMS, SYNCHRONOUS, Run, rounds, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import copy_of, load, result, run_sh
+from rules import streams
 
 link = importlib.import_module("cluster.link")
 
@@ -39,11 +40,6 @@ PARENT = {  # flags by which each scheme is Synchronous-SGD
     RATES: ["--learning_rates=0.05,0.05"],
     SAGN: ["--window=1", "--server_learning_rate=0.1"],
 }
-
-
-def streams(*of: object) -> list:
-    """Returns endless mini-batches, one iterator per worker, for a rule."""
-    return [itertools.cycle(np.asarray(s, float)) for s in of]
 
 
 def trace(run: Run, updates: int, order=None) -> list[np.ndarray]:

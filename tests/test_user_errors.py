@@ -7,7 +7,6 @@ where it is or what TensorFlow says of it; it is never the loss of a ps or of a 
 from __future__ import annotations
 
 import pathlib
-import sys
 
 import launch
 import pytest
@@ -229,27 +228,6 @@ def test_a_bug_is_a_traceback_once(how: str, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.starts
-def test_what_is_missing_is_said_once_and_whole(tmp_path: pathlib.Path) -> None:
-    """By run.sh in the folder itself; the packages of an empty Python, all of them."""
-    copy = copy_with("HogWild", tmp_path, "")
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.machinery as m\n"
-        "find = m.PathFinder.find_spec\n"
-        "hidden = 'tensorflow', 'sklearn'\n"
-        "m.PathFinder.find_spec = lambda name, *rest: (\n"
-        "    None if name.partition('.')[0] in hidden else find(name, *rest))\n"
-    )
-    command = ["bash", "run.sh"]
-    with launch.Launch(command, copy, copy, PYTHONPATH=str(tmp_path)) as run:
-        assert run.wait(60) == 3, run.output
-    said = run.lines[-1]
-    assert len(run.lines) == 1
-    assert f"{sys.executable} has no tensorflow, sklearn: " in said
-    assert f'{sys.executable} -m pip install "tensorflow==2.21.*" numpy' in said
-    assert "PYTHON=" in said
-    assert not (copy / "logdir").exists()
-
-
 # --- What is right, and was not taken ------------------------------------------------
 
 
