@@ -17,7 +17,6 @@ Run: bash run.sh
 # --- Imports [algorithm] -----------------------------------------------------
 
 from cluster import (
-    contract,
     flags,
     fragments,
     lockstep,
@@ -30,7 +29,9 @@ from cluster import (
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.lockstep import Stats
 from cluster.ring import Ring
+import contract
 import problem
+import slow
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -38,6 +39,7 @@ import problem
 def parse_args(argv=None):
     parser = flags.parser("DiLoCo", __doc__)
     flags.add_cluster_flags(parser, jobs=["worker"])
+    slow.add_flag(parser)
     membership.add_flag(parser)
     add = parser.add_argument
     add("--window", type=flags.positive_int, default=50, help="T, inner steps a round")
@@ -151,7 +153,7 @@ def main():
         ring = Ring(args)
         stats, center = Stats(args), ring.center(learning)
         shared = state(args, center, stats)
-        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
+        loss, batch = slow.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = lockstep.Calls(
             lambda last: graph(args, center, stats, ring, shared, batch, loss, last),
             ring,

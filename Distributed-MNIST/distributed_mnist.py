@@ -19,7 +19,7 @@ Run: bash run.sh
 
 import argparse
 
-from cluster import flags, ps, rounds, run, sync, task
+from cluster import board, flags, rounds, run, sync, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
 import ending
@@ -30,6 +30,7 @@ import optimizers
 import pipeline
 import placement
 import progress
+import slow
 import supply
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -38,6 +39,7 @@ import supply
 def parse_args(argv=None):
     parser = flags.parser("Distributed-MNIST", __doc__)
     flags.add_cluster_flags(parser, jobs=("ps", "worker", "evaluator"))
+    slow.add_flag(parser)
     parser.set_defaults(steps=None, learning_rate=0.02, save_seconds=5.0)
     parser.set_defaults(address=None)  # of the evaluator
     add, on = parser.add_argument, dict(type=int, choices=(0, 1), default=0)
@@ -120,7 +122,7 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return ps.serve(server, args)  # until the chief says that the run is over
+        return board.serve(server, args)  # until the chief says that the run is over
 
     # Placement: `place` says which ps has a variable; all the rest is this worker's.
     place = placement.Placement(args.placement, len(args.ps_hosts))
@@ -136,7 +138,7 @@ def main():
         def loss_of(pieces, batch):
             return model.loss(join(pieces), *batch[:2])
 
-        loss, batch = rounds.slowed(loss_of, args), rounds.in_turn(next_batch)
+        loss, batch = slow.slowed(loss_of, args), rounds.in_turn(next_batch)
         built = args, center, stats, step, move, batch, loss
         calls = rounds.Calls(lambda last: graph(*built, last))
         values = join(rounds.read(center))

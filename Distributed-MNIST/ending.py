@@ -1,6 +1,7 @@
 """When a run ends: after so many updates or epochs, or early. The script calls it."""
 
-from cluster import flags
+import os
+
 from cluster.task import fail
 from records import count
 
@@ -12,10 +13,18 @@ def check(args):
     if n > workers:
         fail(f"--replicas_to_aggregate {n}: there are {workers} workers")
     try:
-        args.export = args.export and flags.directory(args.export, "--export")
+        args.export = args.export and directory(args.export, "--export")
     except ValueError as error:
         fail(str(error))
     return args
+
+
+def directory(name, flag):
+    """Returns an absolute path to write models at; raises ValueError if it is none."""
+    if "://" in name or set(os.path.abspath(name)) & set("[*?\\"):
+        text = "is not on this machine, or a pattern for TensorFlow: choose another"
+        raise ValueError(f"{flag} {name} {text}")
+    return os.path.abspath(os.path.expanduser(name))
 
 
 def steps_of(args, index):

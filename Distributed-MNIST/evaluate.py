@@ -14,7 +14,6 @@ import numpy as np
 
 from cluster import link
 from cluster import tensorflow_v1 as tf
-from cluster.checkpoint import listed
 from cluster.report import Curves
 from cluster.task import AGAIN, fail
 import models
@@ -85,7 +84,7 @@ def follow(args, index, model):
     last, heard, pause = None, time.time(), threading.Event()
     with tf.Session() as session:
         while True:
-            state = listed(args.logdir)
+            state = tf.train.get_checkpoint_state(args.logdir)
             path = state.model_checkpoint_path if state else last
             if path != last and os.path.exists(f"{path}.index"):
                 try:

@@ -15,9 +15,8 @@ import sys
 
 from cluster import flags
 from cluster import tensorflow_v1 as tf
-from cluster.checkpoint import listed
-from cluster.report import short
 from cluster.task import fail
+import ending
 import evaluate
 import models
 import pictures
@@ -36,7 +35,7 @@ def write(args, index, folder):
     of an image file, and returns `image`, uint8 [h, w, c], as prepare.py has made it.
     Raises ValueError if there are no weights, FileExistsError if that folder is there.
     """
-    found = listed(os.path.join(args.logdir, progress.BEST))
+    found = tf.train.get_checkpoint_state(os.path.join(args.logdir, progress.BEST))
     if not found:
         raise ValueError(f"{args.logdir} has no {progress.BEST} weights")
     best = found.model_checkpoint_path
@@ -99,7 +98,7 @@ def at_the_end(args, index):
     print(f"exported: {path}, the best weights, of global step {step}")
     predict = os.path.join(os.path.dirname(os.path.abspath(__file__)), "predict.py")
     command = [sys.executable, predict, folder, write_example(index, args.logdir)]
-    print(f"try it: {shlex.join(map(short, command))}")
+    print(f"try it: {shlex.join(map(os.path.relpath, command))}")
 
 
 def main():
@@ -115,7 +114,7 @@ def main():
         fail(f"{given.logdir} has no result.json of a run that has ended")
     args.logdir = given.logdir
     try:
-        given.folder = flags.directory(given.folder, "folder")
+        given.folder = ending.directory(given.folder, "folder")
         index = supply.For(args).load(args.data, args.task_index + 1)
         path, step = write(args, index, given.folder)
     except (ValueError, FileExistsError) as error:

@@ -10,7 +10,7 @@ import sys
 import time
 
 import launch
-from launch import Task, pause, say, write
+from launch import Task, finish, pause, say, write
 
 WAIT = 60  # seconds that the evaluator may take for the last checkpoint
 
@@ -26,8 +26,8 @@ class Launcher(launch.Launcher):
         super().print_commands()
         base = self.base or 2222
         hosts = [f"localhost:{base + i}" for i in range(len(self.tasks))]
-        command = [*self.command(self.evaluator, hosts), *self.arguments]
-        write(shlex.join(command).encode() + b"\n")
+        command = self.command(self.evaluator, hosts)
+        write(os.fsencode(f"{shlex.join(command)}\n"))
 
     def look(self):
         """Starts the evaluator, which the run does not depend on; says if it failed."""
@@ -35,7 +35,7 @@ class Launcher(launch.Launcher):
             self.tasks.append(self.evaluator)
             self.start(self.evaluator)
         elif self.evaluator.reader and not self.evaluator.runs():
-            status = self.evaluator.status()
+            status = launch.status_of(self.evaluator.process)
             self.evaluator.reader.join(1)
             self.evaluator.reader = None
             if status:
@@ -53,7 +53,7 @@ class Launcher(launch.Launcher):
             predict = os.path.join(launch.HERE, "predict.py")
             own = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
             command = [sys.executable, predict, model, image]
-            status = Task("prediction", label="").run(command, own)
+            status = finish(command, own)
             if status:
                 raise launch.End(status, None)
 

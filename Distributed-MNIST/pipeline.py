@@ -138,10 +138,7 @@ def batches(index, args, worker, workers, position):
 def position(stats):
     """Returns how many examples of this worker have counted, an int64 scalar."""
     with tf.device(stats.device):
-        column = stats.all[0][:, COUNTERS.index("examples")]
-        # Without a checkpoint the counters have no rows yet.
-        column = tf.concat([column, tf.zeros([stats.workers], tf.int64)], axis=0)
-        return column[stats.me]
+        return stats.counters[stats.me, COUNTERS.index("examples")]
 
 
 def say_position(position, index, worker, workers):

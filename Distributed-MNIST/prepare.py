@@ -21,7 +21,7 @@ import numpy as np
 
 from cluster import flags
 from cluster import tensorflow_v1 as tf
-from cluster.task import NO_LOCKS, fail
+from cluster.task import fail
 import records
 import sources
 
@@ -119,10 +119,10 @@ def lock(file, how):
     try:
         fcntl.flock(file, how)
         return True
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            return False
+    except BlockingIOError:
         raise
+    except OSError:
+        return False
 
 
 class _Folder:

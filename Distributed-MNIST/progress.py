@@ -7,7 +7,7 @@ import os
 
 from cluster import report
 from cluster import tensorflow_v1 as tf
-from cluster.checkpoint import NAME, listed
+from cluster.checkpoint import NAME
 import evaluate
 import optimizers
 
@@ -72,7 +72,7 @@ class Report(report.Report):
         super().__init__(args, "accuracy", None)
         self.weights, self.worse, self.best = weights, 0, None
         self.folder = os.path.join(args.logdir, BEST)
-        kept = listed(self.folder)
+        kept = tf.train.get_checkpoint_state(self.folder)
         if kept:
             weights.saver.recover_last_checkpoints(kept.all_model_checkpoint_paths)
         with contextlib.suppress(OSError, ValueError):

@@ -21,10 +21,12 @@ Run: bash run.sh
 
 import threading
 
-from cluster import board, contract, flags, gossip, neighbours, rounds, run, task
+from cluster import board, flags, gossip, neighbours, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
+import contract
 import problem
+import slow
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -32,6 +34,7 @@ import problem
 def parse_args(argv=None):
     parser = flags.parser("Gossip-SGD", __doc__)
     flags.add_cluster_flags(parser, jobs=["worker"])
+    slow.add_flag(parser)
     add = parser.add_argument
     add("--graph", choices=gossip.GRAPHS, default="ring", help="who is whose neighbour")
     return flags.parse(parser, argv)
@@ -105,7 +108,7 @@ def main():
             center = tf.get_variable("center", initializer=learning.start)
         stats = Stats(args)
         shared = state(args, center, stats)
-        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
+        loss, batch = slow.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = rounds.Calls(
             lambda last: graph(args, center, stats, shared, batch, loss, last)
         )

@@ -21,10 +21,12 @@ Run: bash run.sh
 
 # --- Imports [algorithm] -----------------------------------------------------
 
-from cluster import compression, contract, flags, ps, rounds, run, task
+from cluster import board, compression, flags, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
+import contract
 import problem
+import slow
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -32,6 +34,7 @@ import problem
 def parse_args(argv=None):
     parser = flags.parser("Gradient-Compression", __doc__)
     flags.add_cluster_flags(parser)
+    slow.add_flag(parser)
     add = parser.add_argument
     add("--method", choices=compression.METHODS, default="topk", help="C, what is sent")
     add("--keep", type=flags.share, default=0.01, help="k / P, of topk and random_k")
@@ -121,7 +124,7 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return ps.serve(server, args)  # until the chief says that the run is over
+        return board.serve(server, args)  # until the chief says that the run is over
 
     # Placement: every worker builds the same graph (between-graph replication). The
     # setter puts variables on the ps, in turn, and all the rest on this worker.
@@ -134,7 +137,7 @@ def main():
         )
         stats = Stats(args)
         shared = state(args, center, stats)
-        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
+        loss, batch = slow.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = rounds.Calls(
             lambda last: graph(args, center, stats, shared, batch, loss, last)
         )

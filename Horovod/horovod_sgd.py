@@ -18,9 +18,10 @@ import os
 
 import numpy as np
 
-from cluster import contract, flags, rounds, task
+from cluster import flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.training import Training
+import contract
 import problem
 
 CALLS = 10  # updates in a row, before a look at log, curves and checkpoint
@@ -103,7 +104,10 @@ def main():
         training.session.run(broadcast)
         training.left = args.steps - int(training.session.run(global_step))
         while training.left > 0:
-            losses, counts = calls.make(training.session, training.left)
+            try:
+                losses, counts = calls.make(training.session, training.left)
+            except tf.errors.OpError as error:  # a rank is lost: none can go on
+                task.fail(task.first_line(error), task.AGAIN)
             training.log(losses, counts)  # a line, a checkpoint, when they are due
         sent = 2 * (workers - 1) * 4 * w.shape.num_elements() * args.steps
         training.extra = {"bytes_pushed": sent, "bytes_pulled": sent}

@@ -16,10 +16,12 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import addresses, contract, flags, ps, rounds, run, task, towers
+from cluster import addresses, board, flags, rounds, run, task, towers
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
+import contract
 import problem
+import slow
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -27,6 +29,7 @@ import problem
 def parse_args(argv=None):
     parser = flags.parser("In-Graph-Replication", __doc__)
     flags.add_cluster_flags(parser)
+    slow.add_flag(parser)
     add = parser.add_argument
     add("--asynchronous", action="store_true", help="each gradient is its own update")
     parser.set_defaults(one_client=True)
@@ -113,7 +116,7 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=args.task_index)
     if data is None:  # a ps, or a worker that is not the client
-        return ps.serve(server, args)  # until the client says that the run is over
+        return board.serve(server, args)  # until the client says that the run is over
 
     # Placement: the client builds the graph of all. The setter puts variables on the
     # ps, in turn, and all that has no device of its own on the client.
@@ -123,7 +126,8 @@ def main():
             contract.build(problem, data, args, k, args.shards)
             for k in range(args.shards)
         ]
-        learning, batches = shards[0], towers.batches(args, shards)
+        learning, batches = shards[0], [rounds.in_turn(shard.batch) for shard in shards]
+        batches = slow.late_batches(batches, args)
         center = variables(args, learning)
         stats = Stats(args)
         calls = towers.Calls(

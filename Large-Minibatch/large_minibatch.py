@@ -15,11 +15,13 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import contract, flags, lockstep, membership, peers, rounds, run, task
+from cluster import flags, lockstep, membership, peers, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.lockstep import Stats
 from cluster.ring import Ring
+import contract
 import problem
+import slow
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -27,6 +29,7 @@ import problem
 def parse_args(argv=None):
     parser = flags.parser("Large-Minibatch", __doc__)
     flags.add_cluster_flags(parser, jobs=["worker"])
+    slow.add_flag(parser)
     membership.add_flag(parser)
     add = parser.add_argument
     add("--scaling", choices=["none", "linear"], default="linear", help="of η, with k")
@@ -105,7 +108,7 @@ def main():
         ring = Ring(args)
         stats, center = Stats(args), ring.center(learning)
         shared = state(args, center, stats)
-        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
+        loss, batch = slow.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = lockstep.Calls(
             lambda last: graph(args, center, stats, ring, shared, batch, loss, last),
             ring,

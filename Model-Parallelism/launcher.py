@@ -12,10 +12,9 @@ import launch
 class Launcher(launch.Launcher):
     """A run whose tasks compute on one core each."""
 
-    def environment(self, task):
-        """Returns how many threads one operation of TensorFlow may take."""
-        threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "1")
-        return {"TF_NUM_INTRAOP_THREADS": threads}
+    def __init__(self, arguments):
+        super().__init__(arguments)
+        os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 
 if __name__ == "__main__":

@@ -12,15 +12,16 @@ import launch
 class Launcher(launch.Launcher):
     """A run whose workers do not share a GPU."""
 
-    def environment(self, task):
-        """Returns which GPU a task sees, and that it takes memory as it needs it."""
+    def __init__(self, arguments):
+        super().__init__(arguments)
+        os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = (
+            "true"  # not all of its memory at once
+        )
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = named.split(",") if named else [str(k) for k in range(self.workers)]
-        mine = gpus[task.index : task.index + 1] if task.job == "worker" else []
-        return {
-            "CUDA_VISIBLE_DEVICES": "".join(mine),
-            "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # not all of its memory at once
-        }
+        for task in self.tasks:
+            mine = gpus[task.index : task.index + 1] if task.job == "worker" else []
+            task.environment = {"CUDA_VISIBLE_DEVICES": "".join(mine)}
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import contract, flags, rounds, task
+from cluster import flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
-from cluster.training import Training
+from cluster.training import Training, counted
+import contract
 import problem
 
 # --- Flags [algorithm] -------------------------------------------------------
@@ -44,7 +45,7 @@ def graph(args, center, global_step, batch, loss, last):
         update = center.assign_sub(args.learning_rate * gradient, read_value=False)
         with tf.control_dependencies([update]):
             step = tf.identity(global_step.assign_add(1))
-    return rounds.Round(value, rounds.counted_alone(step), [step])
+    return rounds.Round(value, counted(step), [step])
 
 
 # --- Training ----------------------------------------------------------------

@@ -16,10 +16,11 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import flags, memory, ps, rounds, run, tables, task
+from cluster import board, flags, memory, rounds, run, tables, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
 import problem
+import slow
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -29,6 +30,7 @@ def parse_args(argv=None):
     data = ["--ratings", "--data"], problem.DRAWN, what
     parser = flags.parser("Partitioned-Embedding", __doc__, data)
     flags.add_cluster_flags(parser)
+    slow.add_flag(parser)
     add = parser.add_argument
     add("--rank", type=flags.positive_int, default=8, help="d, numbers in a row of w")
     add("--strategy", choices=tables.STRATEGIES, default="mod", help="where a row is")
@@ -99,7 +101,7 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        ps.serve(server, args)  # until the chief says that the run is over
+        board.serve(server, args)  # until the chief says that the run is over
         return memory.say()
 
     # Placement: every worker builds the same graph (between-graph replication). The
@@ -109,7 +111,7 @@ def main():
         learning = problem.build(data, args, me, workers)
         table = tables.Table(args, learning.start.shape[0])  # one slice on each ps
         stats = Stats(args)
-        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
+        loss, batch = slow.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = rounds.Calls(lambda last: graph(args, table, stats, batch, loss, last))
         test, saver = learning.test(table.lookup), tables.Saver(table)
     training = run.Run(args, server, learning, stats, calls, test, saver)

@@ -16,11 +16,13 @@ Run: bash run.sh
 
 # --- Imports -----------------------------------------------------------------
 
-from cluster import contract, flags, lockstep, membership, peers, rounds, run, task
+from cluster import flags, lockstep, membership, peers, rounds, run, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.lockstep import Stats
 from cluster.ring import Ring
+import contract
 import problem
+import slow
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -28,6 +30,7 @@ import problem
 def parse_args(argv=None):
     parser = flags.parser("Ring-All-Reduce", __doc__)
     flags.add_cluster_flags(parser, jobs=["worker"])
+    slow.add_flag(parser)
     membership.add_flag(parser)
     return flags.parse(parser, argv)
 
@@ -87,7 +90,7 @@ def main():
         ring = Ring(args)
         stats, center = Stats(args), ring.center(learning)
         shared = state(args, center, stats)
-        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
+        loss, batch = slow.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = lockstep.Calls(
             lambda last: graph(args, center, stats, ring, shared, batch, loss, last),
             ring,

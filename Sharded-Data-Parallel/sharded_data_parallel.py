@@ -18,12 +18,14 @@ Run: bash run.sh
 
 # --- Imports [algorithm] -----------------------------------------------------
 
-from cluster import contract, flags, lockstep, membership, rounds, run, task, units
+from cluster import flags, lockstep, membership, rounds, run, task
 from cluster import sharded as peers
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.lockstep import Stats
 from cluster.shards import Ring
+import contract
 import problem
+import slow
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -31,6 +33,7 @@ import problem
 def parse_args(argv=None):
     parser = flags.parser("Sharded-Data-Parallel", __doc__)
     flags.add_cluster_flags(parser, jobs=["worker"])
+    slow.add_flag(parser)
     membership.add_flag(parser)
     parts = "in parts: 1 m and v, 2 the gradient too, 3 w too; 0 nothing"
     parser.add_argument("--stage", type=int, choices=range(4), default=3, help=parts)
@@ -64,7 +67,8 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
     what `state` returned, `batch()` a fresh mini-batch, `loss(w, batch)` its scalar
     loss at w [P].
     """
-    # t, before this round is counted, then what this worker has of w
+    # t, before this round is counted; w := all parts   (all-gather; in stage 3 it comes
+    #        later, unit by unit, and in stage 0 each worker has it)
     step = stats.read_step(after=last.update)
     with tf.name_scope("read"), tf.control_dependencies([step]):
         held = center.read()
@@ -73,25 +77,15 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
     #        in stage 3 all gather a unit of w before its forward and its backward pass)
     # mean := (1/N) ∑ g_k, this worker's part of each unit   (reduce-scatter)
     with tf.name_scope("gradient"):
-        value, parts = units.value_and_gradients(
-            loss,
-            batch(),
-            center.units,
-            held,
-            lambda unit: center.weights(held, unit),
-            ring.reduce_scatter if args.stage else ring.mean,
-        )
+        # `loss` as `center` has planned it, and as slow.
+        value, parts = slow.slowed(center.gradients, args)(held, batch())
         mean = tf.concat(parts, axis=0)
 
     # m, v, w ← Adam(m, v, w; mean)   (worker k: part k; in stage 0 all of it)
     with tf.name_scope("update"):
-        updated = adam(args, center.part, *shared, step + 1, mean)
-
-    # w := all parts   (all-gather; not in stage 3, and not needed in stage 0)
-    with tf.name_scope("all_gather"):
-        update = center.gather(after=[updated])
-        counted = stats.count(mean, args.batch_size, ring.all_sent())
-    return rounds.Round(value, counted, [*update, counted.packed])
+        update = adam(args, center.part, *shared, step + 1, mean)
+        counted = stats.count(mean, args.batch_size, center.sent())
+    return rounds.Round(value, counted, [update, counted.packed])
 
 
 # --- Workers -----------------------------------------------------------------
@@ -115,7 +109,7 @@ def main():
         ring = Ring(args)
         stats, center = Stats(args), ring.center(learning)
         shared = state(args, center, stats)
-        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
+        loss, batch = slow.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = lockstep.Calls(
             lambda last: graph(args, center, stats, ring, shared, batch, loss, last),
             ring,

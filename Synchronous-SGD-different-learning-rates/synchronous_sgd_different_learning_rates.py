@@ -15,10 +15,12 @@ Run: bash run.sh
 
 # --- Imports [algorithm] -----------------------------------------------------
 
-from cluster import contract, flags, ps, rounds, run, sync, task
+from cluster import board, flags, rounds, run, sync, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 from cluster.stats import Stats
+import contract
 import problem
+import slow
 
 # --- Flags [algorithm] -------------------------------------------------------
 
@@ -30,6 +32,7 @@ def rates(text):
 def parse_args(argv=None):
     parser = flags.parser("Synchronous-SGD-different-learning-rates", __doc__)
     flags.add_cluster_flags(parser)
+    slow.add_flag(parser)
     add = parser.add_argument
     add("--replicas_to_aggregate", type=flags.positive_int, help="N, all if not given")
     add("--learning_rates", type=rates, help="η_k: 0.1,0.02,.. or η / (k + 1)")
@@ -100,7 +103,7 @@ def main():
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})
     server = tf.train.Server(spec, job_name=args.job_name, task_index=me)
     if args.job_name == "ps":
-        return ps.serve(server, args)  # until the chief says that the run is over
+        return board.serve(server, args)  # until the chief says that the run is over
 
     # Placement: every worker builds the same graph (between-graph replication). The
     # setter puts variables on the ps, in turn, and all the rest on this worker.
@@ -113,7 +116,7 @@ def main():
         )
         stats = Stats(args)
         shared = state(args, center, stats)
-        loss, batch = rounds.slowed(learning.loss, args), rounds.in_turn(learning.batch)
+        loss, batch = slow.slowed(learning.loss, args), rounds.in_turn(learning.batch)
         calls = rounds.Calls(
             lambda last: graph(args, center, stats, shared, batch, loss, last)
         )

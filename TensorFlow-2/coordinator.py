@@ -27,17 +27,17 @@ def begin(args, server):
     It ends the program when a ps does not answer for --patience seconds. TensorFlow
     notices one that is gone; for one that is stopped it waits for ever.
     """
-    for who, address in others(args).items():
-        link.wait_for(who, address, args, link.starting(args))
+    link.wait(lambda: link.silent(others(args)), args, link.starting(args))
     process = f"{socket.gethostname()} {os.getpid()} {time.time()}"
     message = {"worker": 0, "process": process, "fingerprint": {"--scheme": ""}}
-    link.Beat(args, server, lambda: message).start()
+    link.Beat(args, server, addresses.servers(args), message).start()
 
 
 def others(args):
-    """Returns {(job, index): address} of the tasks that only serve."""
-    workers = enumerate(args.worker_hosts[1:], 1)
-    return addresses.servers(args) | {("worker", k): host for k, host in workers}
+    """Returns {device: address} of the tasks that only serve."""
+    hosts = {addresses.device("worker", k): h for k, h in enumerate(args.worker_hosts)}
+    del hosts[args.device]
+    return addresses.servers(args) | hosts
 
 
 def print_placement(shared):
@@ -60,7 +60,7 @@ class Log(report.Report):
         super().__init__(args, "accuracy", test)
         self.shared, self.counts = shared, shared[1].numpy()
         self.begun = self.step = int(self.counts[0].sum())
-        self.first = None  # the step at the first of `times`
+        self.first, self.times = None, ()  # the step at the first of the times
 
     def test(self, _):
         """Returns loss and metrics {name: number} of the center variable, test set."""
@@ -80,6 +80,7 @@ class Log(report.Report):
         counts = np.array([[self.step, stale, rounds.APPLIED]], object)  # int, float
         rounds.updates_left(np.array([loss]), counts, self.args)
         self.rounds(np.array([loss]), counts)
+        self.times = (self.times or (time.time(),))[0], time.time()
         self.draw_line(None)
         return self.step
 
@@ -145,7 +146,7 @@ class Checkpoints:
             for variable, copy in zip(self.shared, self.copies, strict=True):
                 variable.assign(tf.convert_to_tensor(copy))
             print(f"resumes from global step {path.rpartition('-')[2]}")
-        task.before_the_end(self._save_before_the_end)
+        task.last_acts.append(self._save_before_the_end)
 
     def save(self):
         """Saves what is shared; returns the global step."""
@@ -193,8 +194,7 @@ def ends_all(args, server):
 
 def _send_away(args, server):
     """Tells the other tasks that the run is over: by themselves they serve for ever."""
-    for who, address in others(args).items():
+    for device, address in others(args).items():
         with contextlib.suppress(tf.errors.OpError):
-            if addresses.answers(address):
-                there = addresses.device(*who)
-                link.Link(args, server, there).tell(word="leave")
+            if not addresses.silence(address):
+                link.Link(args, server, device).tell(word="leave")

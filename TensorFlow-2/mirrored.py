@@ -8,8 +8,9 @@ towers.py. With fewer GPUs than copies, it uses logical CPU devices.
 Run: bash run.sh mirrored.py --devices 2
 """
 
-from cluster import contract, flags, rounds, task
+from cluster import checkpoint, flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+import contract
 import problem
 
 
@@ -79,8 +80,7 @@ def main():
     test = shards[0].test(center.read_value())
     with tf.Session(config=session_config(names)) as session:
         session.run(tf.global_variables_initializer())
-        for operations in contract.begin():
-            session.run(operations)
+        checkpoint.begin(session, checkpoint.begin_operations())
         train = session.make_callable(value)
         for step in range(1, args.steps + 1):
             mean = train()

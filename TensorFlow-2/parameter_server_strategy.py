@@ -17,7 +17,7 @@ Run: bash run.sh
 
 import time
 
-from cluster import flags, ps, task
+from cluster import board, flags, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
 import problem
 from coordinator import ROOM, Checkpoints, Log, begin, ends_all, print_placement
@@ -34,8 +34,6 @@ def parse_args(argv=None):
     add("--steps_per_call", type=flags.positive_int, default=1, help="of a function")
     parser.set_defaults(one_client=True)  # all tasks but worker 0 only serve
     args = flags.parse(parser, argv)
-    if any(args.slow_workers):
-        task.fail("--slow_workers: a worker runs no Python here that could sleep")
     return args
 
 
@@ -165,7 +163,7 @@ def main():
     config = tf.ConfigProto(inter_op_parallelism_threads=THREADS)
     server = tf.train.Server(spec, args.job_name, args.task_index, config=config)
     if data is None:  # a ps, or a worker that is not the coordinator
-        return ps.serve(server, args)
+        return board.serve(server, args)
     tf.enable_eager_execution()
     # The servers of TensorFlow would serve for ever: at the end they are sent away.
     with ends_all(args, server):

@@ -8,8 +8,9 @@ the steps of Synchronous-SGD. With fewer GPUs than towers, it uses logical CPU d
 Run: bash run.sh towers.py --devices 2
 """
 
-from cluster import contract, flags, rounds, task
+from cluster import checkpoint, flags, rounds, task
 from cluster import tensorflow_v1 as tf  # tensorflow.compat.v1, when it is first used
+import contract
 import problem
 
 
@@ -71,8 +72,7 @@ def main():
     test = shards[0].test(center.read_value())
     with tf.Session(config=session_config(names)) as session:
         session.run(tf.global_variables_initializer())
-        for operations in contract.begin():
-            session.run(operations)
+        checkpoint.begin(session, checkpoint.begin_operations())
         train = session.make_callable([losses, update])
         for step in range(1, args.steps + 1):
             values, _ = train()

@@ -108,7 +108,7 @@ SUM = ("rounds.push(total / args.window, center)", "rounds.push(total, center)")
 # Each round of a worker with its staleness, loss and time, in LOGDIR; and, in place of
 # --slow_workers, which is constant, gradients that stall now and then.
 BATCH = "rounds.in_turn(learning.batch)"
-BEGIN = f"        loss, batch = rounds.slowed(learning.loss, args), {BATCH}\n"
+BEGIN = f"        loss, batch = slow.slowed(learning.loss, args), {BATCH}\n"
 RECORDED = """
         from cluster import report
 

@@ -29,7 +29,7 @@ from sections import read, split
 
 ORIGINALS = "originals"  # where to edit what folders share
 # Copies as a whole, as all of cluster/ is.
-WHOLE = ("problem.py", "datasets.py", "launch.py")
+WHOLE = ("problem.py", "datasets.py", "contract.py", "slow.py", "launch.py")
 SHARED = re.compile(rf"\b(cluster/\w+\.py|{'|'.join(map(re.escape, WHOLE))})\b")
 PACKAGES = {*sys.stdlib_module_names, "numpy", "tensorflow"}
 # Of a run.sh: variables, of which LAUNCH names a launcher that is the folder's own.
@@ -249,7 +249,7 @@ def check_imports(folder: Path, name: str, text: str) -> Iterator[str]:
     declared = re.findall(r"^[\w-]+", read(folder / "requirements.txt"), re.M)
     allowed = PACKAGES | {*declared} | {path.stem for path in folder.glob("*.py")}
     if name in WHOLE or "/" in name:  # which know nothing of a scheme
-        allowed = PACKAGES | {"datasets"}
+        allowed = PACKAGES | {"problem" if name == "contract.py" else "datasets"}
     for line, module in imports(text):
         package, _, part = module.partition(".")
         room = package == "cluster" and part != "*" and (part or "/" in name)

@@ -4,28 +4,20 @@ A mistake raises ValueError with the sentence that the user is to see.
 """
 
 import json
+import re
 import socket
 
-LOOKS = (
-    'TF_CONFIG must look like {"cluster": {"chief": ["host:port"], "worker": '
-    '["host:port"], "ps": ["host:port"]}, "task": {"type": "ps", "index": 0}}'
-)
-JOBS = {"chief", "master", "worker", "ps", "evaluator"}
+LOOKS = 'TF_CONFIG must look like {"cluster": {"ps": [], ..}, "task": {"type": ..}}'
 CLOSED = "nothing is at the port"  # the host is there, and the process is not
 # What a client of HTTP/2 says first: its preface, and settings that change nothing.
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 SETTINGS = b"\4"  # the kind of a frame, its fourth byte
 
 
-# --- Host lists -------------------------------------------------------------------
-
-
 def from_tf_config(text, with_ps=True):
-    """Returns job, index, ps hosts and worker hosts of one task, from TF_CONFIG's text.
+    """Returns job, index, ps hosts and worker hosts of a task, as the flags have them.
 
-    TF_CONFIG is the variable that Kubeflow, Vertex AI and SageMaker set; its chief
-    counts as worker 0. The hosts are separated by commas, as the flags have them.
-    `with_ps` says whether the cluster must have a ps or may not have one.
+    TF_CONFIG is what Kubeflow, Vertex AI and SageMaker set; its chief is worker 0.
     """
     try:
         config = json.loads(text)
@@ -33,50 +25,31 @@ def from_tf_config(text, with_ps=True):
         jobs = {name: [*map(str, hosts)] for name, hosts in config["cluster"].items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(LOOKS) from None
-    known = set(jobs) <= JOBS and (job in jobs or job == "evaluator")
-    if not known or bool(jobs.get("ps")) != with_ps:
-        text = "one" if with_ps else "none"
-        raise ValueError(
-            f"TF_CONFIG: a job is unknown, or missing, or a ps: here is {text}. {LOOKS}"
-        )
-    chief = jobs.get("chief", []) + jobs.get("master", [])
-    if len(chief) > 1:
-        raise ValueError(f"TF_CONFIG: {len(chief)} chiefs; there can be one")
-    if index < 0:
-        raise ValueError(f"TF_CONFIG: {job} index {index} is negative")
-    return (
-        job if job in ("ps", "evaluator") else "worker",
-        index + (len(chief) if job == "worker" else 0),
-        ",".join(jobs.get("ps", [])),
-        ",".join(chief + jobs.get("worker", [])),
-    )
+    ps, workers = jobs.pop("ps", []), jobs.pop("worker", [])
+    chief = jobs.pop("chief", []) + jobs.pop("master", [])
+    wrong = jobs.keys() - {"evaluator"} or len(chief) > 1 or index < 0
+    if wrong or bool(ps) != with_ps:
+        raise ValueError(LOOKS)
+    index += len(chief) if job == "worker" else 0
+    job = "worker" if job in ("chief", "master") else job
+    return job, index, ",".join(ps), ",".join(chief + workers)
 
 
 def host_lists(**texts):
     """Returns the list of host:port behind the text of each flag."""
     seen, lists = {}, []
     for flag, text in texts.items():
-        if not text:
-            raise ValueError(f"--{flag} is empty: name at least one host:port")
         lists.append(text.split(","))
         for address in lists[-1]:
             host, _, port = address.rpartition(":")
-            if not host or host.strip() != host or not port.isdecimal():
+            port = int(port) if port.isdecimal() else 0
+            if not re.fullmatch(r"[^\s:]+|\[\S+\]", host) or not 0 < port < 65536:
                 raise ValueError(f"--{flag}: {address!r} is not host:port")
-            if ":" in host and not (host[0] == "[" and host[-1] == "]"):
-                raise ValueError(f"--{flag}: IPv6 is written [::1]:2222, not {address}")
-            if not 0 < int(port) < 65536:
-                raise ValueError(f"--{flag}: {address!r} has a port outside 1..65535")
             if address in seen:
-                raise ValueError(
-                    f"--{flag}: {address} is listed twice, first in --{seen[address]}; "
-                    "tasks on one machine need different ports"
-                )
+                text = f"listed twice, first in --{seen[address]}: ports must differ"
+                raise ValueError(f"--{flag}: {address} is {text}")
             seen[address] = flag
     return lists
-
-
-# --- Tasks ------------------------------------------------------------------------
 
 
 def device(job, index):
@@ -84,30 +57,26 @@ def device(job, index):
     return f"/job:{job}/task:{index}"
 
 
-def one_client(args):
-    """Says whether the chief builds the graph of all, and other workers only serve."""
-    return getattr(args, "one_client", False)
+def name(device):
+    """Returns what people call a device: "ps 0" for /job:ps/task:0."""
+    return device.replace("/job:", "").replace("/task:", " ")
 
 
 def servers(args):
-    """Returns {(job, index): address} of the tasks that serve until the run is over.
+    """Returns {device: address} of the tasks that serve until the run is over.
 
-    They are the ps, and with one client the other workers; without a ps the chief. The
-    first has the board, and counts the updates.
+    They are the ps, and with one client the other workers; without a ps the chief.
     """
-    found = {("ps", k): address for k, address in enumerate(args.ps_hosts)}
-    if one_client(args):
+    found = {device("ps", k): address for k, address in enumerate(args.ps_hosts)}
+    if args.one_client:
         others = [*enumerate(args.worker_hosts)][1:]
-        found |= {("worker", k): address for k, address in others}
-    return found or {("worker", 0): args.worker_hosts[0]}
+        found |= {device("worker", k): address for k, address in others}
+    return found or {device("worker", 0): args.worker_hosts[0]}
 
 
 def home(args):
-    """Returns the device of the first of the `servers`."""
-    return device(*next(iter(servers(args))))
-
-
-# --- Is somebody there? -----------------------------------------------------------
+    """Returns the device of the first of the servers: it has board and counters."""
+    return next(iter(servers(args)))
 
 
 def split(address):
@@ -123,9 +92,9 @@ def is_free(port):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
+            return True
         except OSError:
             return False
-    return True
 
 
 def resolve(address):
@@ -136,29 +105,17 @@ def resolve(address):
         return set()
 
 
-def answers(address, seconds=2):
-    """Says whether anything accepts a connection at host:port."""
-    try:
-        socket.create_connection(split(address), seconds).close()
-        return True
-    except OSError:
-        return False
-
-
 def silence(address):
     """Returns why gRPC does not answer at host:port, "" if it does.
 
-    It does not in a task that is stopped, though the system accepts connections for it.
-    A server of HTTP/2 begins with a frame of its settings.
+    For a task that is stopped the system goes on to accept connections.
     """
     try:
         with socket.create_connection(split(address), 5) as connection:
             connection.sendall(GREETING)
             ours = connection.recv(9)[3:4] == SETTINGS
             return "" if ours else "what answers is not a task"
-    except socket.gaierror:
-        return "nobody knows the name"
     except ConnectionError:
         return CLOSED
-    except OSError:
-        return "nothing answers"
+    except OSError as error:
+        return f"{error.strerror or error}"

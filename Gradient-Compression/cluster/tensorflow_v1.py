@@ -1,7 +1,5 @@
 """`tensorflow.compat.v1`, imported quietly and when it is first used, by everybody.
 
-    from cluster import tensorflow_v1 as tf
-
 The import takes seconds, so that flags and data are checked before it. compat.v1 in
 graph mode is the TensorFlow API in which every worker is a client of its own; resource
 variables stay on.
@@ -11,10 +9,6 @@ import functools
 import gc
 import importlib
 import sys
-import typing
-
-if typing.TYPE_CHECKING:  # for editors
-    from tensorflow.compat.v1 import *
 
 
 @functools.cache
@@ -32,7 +26,6 @@ def _module():
         for name in hidden:
             del sys.modules[name]
     module.disable_eager_execution()
-    module.logging.set_verbosity(module.logging.INFO)
     return module
 
 

@@ -1,8 +1,7 @@
 """The control plane, as a task sees it: what it tells ps 0, and what it reads there.
 
-Every ps has a queue of strings, its inbox. ps 0 also has one string, the board: what it
-knows of the run. A worker tells ps 0 a message, and reads the board; both are JSON.
-`board` has the other side. In a scheme without ps the chief has inbox and board.
+Every ps has a queue of strings, its inbox. ps 0, or the chief if there is no ps, also
+has one string, the board: what it knows of the run. `board` has that other side.
 """
 
 import contextlib
@@ -31,10 +30,10 @@ def board():
 
 
 class Link:
-    """A line to one task. Its session has a small graph, and needs no other task."""
+    """A line to one task: a session with a small graph, that needs no other task."""
 
     def __init__(self, args, server, device=None):
-        """`device` is the task's; by default that of the one with the board."""
+        """`device` is the task's; by default it is the one with the board."""
         self.device = device or addresses.home(args)
         self.target, self.graph, self.session = server.target, tf.Graph(), None
         self.config = tf.ConfigProto(
@@ -70,43 +69,36 @@ class Link:
             raise
 
 
-# --- Waiting ----------------------------------------------------------------------
+def wait(missing, args, patience, every=0.1):
+    """Returns once `missing()` returns "", and not what is still waited for.
 
-
-def wait(test, what, args, patience, every=0.1):
-    """Returns once `test()` holds; says `what()` it waits for, after 5 s, every 10 s.
-
-    After `patience` seconds it ends the program with status 138, and with status 0 as
-    soon as LOGDIR says that the run is over.
+    The program ends after `patience` seconds, or when LOGDIR says that the run is over.
     """
     began, due = time.monotonic(), ANSWER
-    while not test():
+    while what := missing():
         waited = time.monotonic() - began
+        if waited > patience:
+            task.end_now(f"no answer in {patience:.0f} s from {what}")
         if waited > due:
             end_if_over(args)
-            said, left = f"still waiting for {what()}", max(0, patience - waited)
-            print(f"{said}; {left:.0f} s left", flush=True)
+            left = patience - waited
+            print(f"still waiting for {what}; {left:.0f} s left", flush=True)
             due += task.SAY
-        if waited > patience:
-            task.end_now(f"no answer in {patience:.0f} s from {what()}")
         time.sleep(every)
 
 
-def wait_for(who, address, args, patience):
-    """Returns once the task `who`, (job, index), answers at its address."""
-
-    def what():
-        return "{} {}: {} at {}".format(*who, addresses.silence(address), address)
-
-    wait(lambda: not addresses.silence(address), what, args, patience)
+def silent(servers):
+    """Returns which of some tasks, {device: address}, does not answer, "" if all do."""
+    for device, address in servers.items():
+        why = addresses.silence(address)
+        if why:
+            return f"{addresses.name(device)}: {why} at {address}"
+    return ""
 
 
 def starting(args):
-    """Returns for how many seconds this task waits for those who start with it.
-
-    By hand the tasks of a run are started over minutes. But after a loss the others are
-    there already.
-    """
+    """Returns for how many seconds this task waits for others to start, if it does."""
+    # By hand the tasks of a run are started over minutes.
     return args.patience * (1 if task.AFTER in os.environ else STARTING)
 
 
@@ -127,83 +119,60 @@ def verdict(board, args):
     """Returns (sentence, exit status) if the run that is on the board cannot go on."""
     if board["failed"]:
         return board["failed"], 1
-    for sentence, seconds in board["unreached"]:
-        if seconds > args.patience:
-            return sentence, task.AGAIN
     silent = board["workers"].get("0", {}).get("silent", 0)
     if silent > args.patience:
-        where = f"{chief(args)}: without it nothing is saved"
-        return f"no answer in {silent} s from {where}", task.AGAIN
+        return f"no answer in {silent} s from {chief(args)}", task.AGAIN
     return None
 
 
 class Beat(threading.Thread):
     """Says that this task lives, and ends the program when the run cannot go on.
 
-    It does so also while a call of the main thread waits: one to a ps that is stopped,
-    or behind a cut cable, waits for ever.
+    Also while a call of the main thread waits: one to a ps that is stopped, or behind
+    a cut cable, waits for ever.
     """
 
-    def __init__(self, args, server, message):
-        """`message()` returns the heartbeat."""
+    def __init__(self, args, server, asked, message=None):
+        """`asked` must answer, {device: address}; `message` is a worker's heartbeat."""
         super().__init__(daemon=True)
-        self.args, self.message, self.link = args, message, Link(args, server)
-        # Of the scheme: each is called with the board at each heartbeat, and returns a
-        # sentence that ends the program, or None.
-        self.board, self.said, self.looks = {}, set(), []
-        self.stopped = threading.Event()
-
-    def stop(self):
-        """Has the thread end nothing any more."""
-        self.stopped.set()
-
-    def end(self, sentence, status=task.AGAIN):
-        """Ends the program, unless the thread was stopped."""
-        if not self.stopped.is_set():
-            task.end_now(sentence, status)
+        self.args, self.asked, self.message = args, asked, message
+        self.link, self.board = Link(args, server), {}
+        # Of the scheme: called with the board at each heartbeat, they return a sentence
+        # that ends the program, or None.
+        self.looks = []
+        self.stopped = threading.Event()  # set: the thread ends nothing any more
 
     def run(self):
-        for who in addresses.servers(self.args).items():
+        for who in self.asked.items():
             threading.Thread(target=self._ask, args=who, daemon=True).start()
         while not self.stopped.wait(EVERY):
             with contextlib.suppress(tf.errors.OpError):  # ps 0 is lost, or new
-                self.link.tell(**self.message())
+                if self.message:
+                    self.link.tell(**self.message)
                 self.board = self.link.read()
-                self._judge(self.board)
+                self._end(*(verdict(self.board, self.args) or [None]))
+                for look in self.looks:
+                    self._end(look(self.board))
 
-    def _ask(self, who, address):
+    def _end(self, sentence, status=task.AGAIN):
+        if sentence and not self.stopped.is_set():
+            task.end_now(sentence, status)
+
+    def _ask(self, device, address):
         """Asks a task again and again whether it answers."""
-        heard, limit = time.monotonic(), self.args.patience
-        if self.args.address in addresses.servers(self.args).values():
-            limit = starting(self.args)  # it serves, and the others may come later
-        name, places = "{} {}".format(*who), addresses.resolve(address)
+        heard, limit = time.monotonic(), starting(self.args)
+        name, places = addresses.name(device), addresses.resolve(address)
         while not self.stopped.wait(EVERY):
-            why, now = addresses.silence(address), time.monotonic()
+            why, silent = addresses.silence(address), time.monotonic() - heard
             if not why:
-                heard, limit = now, self.args.patience
+                heard, limit = time.monotonic(), self.args.patience
                 found = addresses.resolve(address)
                 # gRPC would keep its connection to the old address, and wait.
                 if places and found and not places & found:
                     task.begin_again(self.args, f"{name} has moved")
                 places = found or places
-            elif now - heard > limit:
-                text = f"no answer in {now - heard:.0f} s from {name}"
-                self.end(f"{text}: {why} at {address}")
-            elif now - heard > ANSWER:
+            elif silent > limit:
+                text = f"no answer in {silent:.0f} s from {name}"
+                self._end(f"{text}: {why} at {address}")
+            elif silent > ANSWER:
                 end_if_over(self.args)
-
-    def _judge(self, board):
-        found, me = verdict(board, self.args), self.message()
-        if found:
-            self.end(*found)
-        mine = board["workers"].get(str(me.get("worker")))  # None for who only serves
-        if mine and mine["process"] != me["process"]:
-            self.end(f"another process is this worker now: {mine['process']}")
-        for sentence, seconds in board["unreached"]:
-            if seconds > EVERY and sentence not in self.said:
-                print(sentence, flush=True)
-                self.said.add(sentence)
-        for look in self.looks:
-            sentence = look(board)
-            if sentence:
-                self.end(sentence)

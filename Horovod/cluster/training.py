@@ -4,11 +4,17 @@ In one process, or in several that make every update together: then worker 0 sav
 """
 
 import contextlib
+import time
 
-from cluster import contract, report, task
+from cluster import checkpoint, report, task
 from cluster import tensorflow_v1 as tf
-from cluster.checkpoint import Checkpoints
-from cluster.rounds import updates_left
+from cluster.rounds import APPLIED, Counted, updates_left
+
+
+def counted(step):
+    """Returns the Counted of an update of one process; `step` is the one after it."""
+    zero = tf.zeros_like(step)
+    return Counted(step - 1, zero, True, tf.stack([step, zero, zero + APPLIED]))
 
 
 class Training:
@@ -25,12 +31,11 @@ class Training:
         self.args, self.calls, self.session = args, calls, None
         self.chief = args.task_index == 0
         self.extra = {}  # what is to be added to result.json
+        self.times = ()  # of the first and the last call
         self.report = report.Report(args, learning.metric, test)
-        self.checkpoints = Checkpoints(args)
-        self.initializer, self.begin = (
-            tf.global_variables_initializer(),
-            contract.begin(),
-        )
+        self.checkpoints = checkpoint.Checkpoints(args)
+        self.initializer = tf.global_variables_initializer()
+        self.begin_operations = checkpoint.begin_operations()
 
     def __enter__(self):
         if self.chief:
@@ -39,12 +44,10 @@ class Training:
         self.begun = self.checkpoints.restore(self.session, self.initializer)
         if self.begun and self.chief:
             print(f"resumes from global step {self.begun}")
-        for operations in self.begin:
-            self.session.run(operations)
-        tf.train.start_queue_runners(self.session, tf.train.Coordinator())
+        checkpoint.begin(self.session, self.begin_operations)
         self.left = self.args.steps - self.begun
         if self.chief:
-            task.before_the_end(self._save_before_the_end)
+            task.last_acts.append(self._save_before_the_end)
         return self
 
     def __exit__(self, *_):
@@ -54,9 +57,10 @@ class Training:
         """Notes the rounds of a call; prints, draws and saves what is due."""
         self.report.rounds(losses, counts)
         self.left = updates_left(losses, counts, self.args)
+        self.times = (self.times or (time.time(),))[0], time.time()
         if self.chief:
             self.report.draw_line(self.session)
-            if self.left > 0 and self.checkpoints.are_due():
+            if self.left > 0 and time.monotonic() > self.checkpoints.due:
                 self.checkpoints.save(self.session)
 
     def draw(self, name, value):
@@ -84,7 +88,7 @@ class Training:
 
     def summary(self):
         """Returns what result.json says of the training."""
-        step, times = self.checkpoints.step_of(self.session), self.report.times
+        step, times = self.checkpoints.step_of(self.session), self.times
         seconds = max(times[1] - times[0], 1e-6) if times else 0.0
         rate = (step - self.begun) / seconds if seconds else 0.0
         workers = len(self.args.worker_hosts)

@@ -28,11 +28,8 @@ def count(counters, group, pushed, examples, pulled, seen=None):
     row = first.row(rounds=1, examples=examples, **moved)
     rows = np.tile(row, [len(group) - 1, 1])
     with tf.device(counters.device), tf.control_dependencies([counted.packed]):
-        others = tf.raw_ops.ResourceScatterAdd(
-            resource=counters.counters.handle,
-            indices=group[1:],
-            updates=rows * tf.cast(counted.applied, tf.int64),
-        )
+        rows = rows * tf.cast(counted.applied, tf.int64)
+        others = first.scatter("Add", counters.counters, group[1:], rows)
         with tf.control_dependencies([others]):
             packed, applied = map(tf.identity, (counted.packed, counted.applied))
     return counted._replace(packed=packed, applied=applied)
@@ -73,34 +70,6 @@ class Calls:
         losses, counts = map(np.concatenate, zip(*found, strict=True))
         order = np.argsort(counts[:, 0], kind="stable")
         return losses[order], counts[order]
-
-
-# --- Input --------------------------------------------------------------------
-
-
-def batches(args, shards):
-    """Returns what draws the next mini-batch of each shard, all on the client.
-
-    --slow_workers delays the one of worker k: the client sleeps before it sends it,
-    since a worker that only serves runs no Python.
-    """
-    found = []
-    for k, shard in enumerate(shards):
-        seconds = args.slow_workers[k % len(args.slow_workers)]
-        batch = rounds.in_turn(shard.batch)
-        found.append(functools.partial(_late, batch, seconds) if seconds else batch)
-    return found
-
-
-def _late(batch, seconds):
-    tensors = batch()
-    first = tf.nest.flatten(tensors)[:1]
-    sleep = tf.py_func(lambda _: time.sleep(seconds), first, [])
-    with tf.control_dependencies([sleep]):
-        return tf.nest.map_structure(tf.identity, tensors)
-
-
-# --- Sizes --------------------------------------------------------------------
 
 
 def graph_size(session):

@@ -1,8 +1,7 @@
 """Rounds that all workers make together, and their stats. Scripts of peers call it.
 
-No worker can be ahead of another: every round ends in an all-reduce. So the chief knows
-what all have done, and counts for all without a message. And all must make calls of
-equally many rounds, about which they agree by an all-reduce too.
+Every round ends in an all-reduce. So the chief counts for all without a message. And
+all must make calls of equally many rounds: they agree on it by an all-reduce.
 """
 
 import itertools
@@ -16,8 +15,7 @@ from cluster.rounds import APPLIED, CALL
 from cluster.stats import COUNTERS, Counted
 
 SIZES = (1, 10)  # rounds of a call: each size is a graph that all have to prepare
-MOST = 50  # calls between two agreements
-LOOK = 1.0  # seconds between two agreements, about
+MOST = 50  # calls between two agreements, which are about a second apart
 KEYS = 2**20  # more than the operations of a round: see ring.Ring
 
 
@@ -39,10 +37,8 @@ class Stats(stats.Stats):
     def count(self, reduced, examples, sent=None):
         """Numbers the update and counts the round of every worker; returns its Counted.
 
-        `reduced` is the tensor that this round has all-reduced, `examples` how many
-        each worker used: a number, or a scalar of the graph; `sent` the bytes that each
-        sends, if not those of this all-reduce. An update is counted once, in the row of
-        the chief.
+        `reduced` is what this round has all-reduced, `examples` how many each worker
+        used, `sent` the bytes that each sends, if not those of this all-reduce.
         """
         number = self.read_step(after=[reduced])
         with tf.control_dependencies([number]):
@@ -57,27 +53,19 @@ class Stats(stats.Stats):
 
     def _count(self, sent, examples):
         every = np.zeros([self.workers, len(COUNTERS)], np.int64)
-        every[0, COUNTERS.index("updates")] = 1
+        every[0, COUNTERS.index("updates")] = 1  # counted once
         every[:, COUNTERS.index("rounds")] = 1
         # To the byte in the sum of all rows.
         ends = np.arange(self.workers + 1) * sent
         for name in ("pushed", "pulled"):
             every[:, COUNTERS.index(name)] = np.diff(np.floor(ends + 0.5))
-        used, now = self.row(examples=1), tf.timestamp()
-        most = tf.stack([-now, now, tf.zeros_like(now)])
-        index = list(range(self.workers))
+        rows, now = list(range(self.workers)), tf.timestamp()
+        every = every + self.row(examples=1) * tf.cast(examples, tf.int64)
+        times = tf.tile(tf.stack([[-now, now]]), [self.workers, 1])
         return [
             self.step.assign_add(1, read_value=False),
-            tf.raw_ops.ResourceScatterAdd(
-                resource=self.counters.handle,
-                indices=index,
-                updates=every + used * tf.cast(examples, tf.int64),
-            ),
-            tf.raw_ops.ResourceScatterMax(
-                resource=self.largest.handle,
-                indices=index,
-                updates=tf.tile(most[None], [self.workers, 1]),
-            ),
+            self.scatter("Add", self.counters, rows, every),
+            self.scatter("Max", self.times, rows, times),
         ]
 
 
@@ -125,5 +113,5 @@ class Calls:
         least = min(built, self.left)
         fit = [n for n in self.fetches if n <= least and n * seconds <= CALL]
         self.size = max(fit, default=1)
-        planned = min(int(LOOK / (self.size * seconds)), self.left // self.size, MOST)
+        planned = min(int(1 / (self.size * seconds)), self.left // self.size, MOST)
         self.planned = max(1, planned)

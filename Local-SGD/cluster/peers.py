@@ -1,11 +1,10 @@
 """A run of workers without a ps: together they begin, train, and end. Scripts call it.
 
-begin  the chief initialises or restores; when all workers are there its weights are
-       broadcast to all
+begin  the chief initialises or restores; when all are there it broadcasts its weights
 loss   a ring cannot go on without one of its workers. So all begin again, as the same
        processes: they wait for the lost one, and go on from the last checkpoint
-end    all compare their weights bit by bit; then it is as with a ps, which here is the
-       chief: it has the board, and counts the updates
+end    all compare their weights bit by bit; then it is as with a ps. The chief is the
+       ps here: it has the board, and counts the updates
 """
 
 import contextlib
@@ -34,7 +33,7 @@ class Peers:
         self.training, self.calls, self.args = training, calls, training.args
         self.chief, self.hosts = training.chief, training.args.worker_hosts
         stats = training.stats
-        of_chief = {v.ref() for v in (stats.step, stats.counters, stats.largest)}
+        of_chief = {v.ref() for v in (stats.step, stats.counters, stats.stalest)}
         shared = [v for v in tf.global_variables() if v.ref() not in of_chief]
         shared.append(stats.number)
         self.broadcast = ring.broadcast(shared, self.chief)
@@ -45,22 +44,11 @@ class Peers:
         self.goes, self.gone = False, threading.Event()  # this worker, told by TERM
         training.beat.looks.append(self._look)
         if self.args.min_workers and not self.chief:
-            task.before_the_end(self._go)
-
-    # --- Begin ----------------------------------------------------------------
+            task.last_acts.append(self._go)
 
     def begin(self):
         """Returns when all workers are there, with the weights of the chief."""
-        missing = []
-
-        def complete():
-            missing[:] = self._missing()
-            return not missing
-
-        def what():
-            return self._where(missing[0])
-
-        link.wait(complete, what, self.args, link.starting(self.args))
+        link.wait(self._missing, self.args, link.starting(self.args))
         self.whole = True
         threading.Thread(target=self._watch, daemon=True).start()
         with self.together():
@@ -68,42 +56,34 @@ class Peers:
             self.training.session.run(self.own)
 
     def _missing(self):
-        """Returns the numbers of the workers that are not there, [0] if unknown.
-
-        Begins again if the chief is a new process; the chief does if a worker is one.
-        """
+        """Returns which worker is not there; begins again if one was started again."""
         with contextlib.suppress(tf.errors.OpError):
             found, message = self.training.link.read(), self.training.message
             chief = found["workers"].get("0", {"process": None})["process"]
             mine = message.setdefault("chief", chief)
             if chief != mine or self.chief and found["replaced"]:
                 self.again("a worker was started again")
-            if found["replaced"]:  # soon the chief is a new process
-                return [0]
-            return [
-                k
-                for k, host in enumerate(self.hosts)
-                if found["workers"].get(str(k), {"silent": 1})["silent"]
-                or not addresses.answers(host)
-            ]
-        return [0]
+            for k, host in enumerate(() if found["replaced"] else self.hosts):
+                silent = found["workers"].get(str(k), {"silent": 1})["silent"]
+                if silent or addresses.silence(host):
+                    return self._where(k)
+            if not found["replaced"]:  # else the chief is a new process soon
+                return ""
+        return self._where(0)
 
     def _where(self, worker):
         return f"worker {worker} at {self.hosts[worker]}"
 
-    # --- Loss -----------------------------------------------------------------
-
     def _watch(self):
-        """Looks every two seconds whether the process of a worker is gone.
-
-        A call may wait for it for ever: one that is started again answers at the same
-        address, and knows nothing of the call.
-        """
+        """Looks every two seconds whether a worker is gone: a call may wait for it."""
         while True:
             time.sleep(EVERY)
-            for worker, host in enumerate(self.hosts if self.whole else ()):
-                if addresses.silence(host) == addresses.CLOSED:
-                    self._lost(worker)
+            for worker in self._closed() if self.whole else ():
+                self._lost(worker)
+
+    def _closed(self):
+        silent = enumerate(map(addresses.silence, self.hosts))
+        return [worker for worker, why in silent if why == addresses.CLOSED]
 
     def _look(self, board):
         """Looks at the board, with each heartbeat, whether somebody is another one."""
@@ -139,21 +119,16 @@ class Peers:
         try:
             yield
         except tf.errors.OpError as error:
-            if not task.is_lost(error):
+            # Vectors of different shapes would meet again.
+            same = isinstance(error, tf.errors.InvalidArgumentError)
+            if same or not ("Collective" in error.message or task.is_lost(error)):
                 raise
             logging.info("the ring is broken: %s", error)
-            gone = None
-            for _ in range(20):
-                # For a moment also the port of a process that was killed answers.
-                found = [
-                    k for k, a in enumerate(self.hosts) if not addresses.answers(a)
-                ]
-                gone = found[0] if found else gone
-                time.sleep(0 if found else 0.05)
-            self._lost(gone)
+            time.sleep(
+                0.5
+            )  # for a moment the port of one that was killed still answers
+            self._lost(*self._closed()[:1] or [None])
             threading.Event().wait()  # another thread begins again
-
-    # --- Training and end -------------------------------------------------------
 
     def log(self, losses, counts):
         """Notes the rounds of a call, as run.Run.log; workers may come or go."""

@@ -9,8 +9,7 @@ from k − 1 and sends to k + 1.
     N − 1 steps   it sends on that chunk, and every one that comes
 
 Each chunk is added up in one order and in one place, so that all workers get the same
-bits. A long vector is cut in up to eight; each part goes around in a ring of its own,
-all at the same time.
+bits. A long vector is cut in up to eight parts, each with a ring of its own.
 
 Source: Patarasuk, Yuan, Bandwidth optimal all-reduce algorithms for clusters of
 workstations, JPDC 69(2), 2009.
@@ -23,29 +22,19 @@ import numpy as np
 from cluster import tensorflow_v1 as tf
 from cluster.task import Failure
 
-LEADER = "/job:worker/replica:0/task:0"  # who says which workers are in the ring
 GROUP = 1  # the key of the ring: all workers of a run have the same
-# A chunk should not have more bytes: while one is added, the next is sent, and its
-# copies need little memory.
-CHUNK = 2 << 20
-RINGS = 8  # the most at one time: more of them gain nothing
+CHUNK = 2 << 20  # bytes, at most: while one chunk is added, the next is sent
 BUCKET = 4 << 20  # bytes of a gradient that go around as soon as they are there
 
 
 def traffic(size, workers):
-    """Returns the bytes that a worker sends to all-reduce `size` bytes; as many come.
-
-    2 (N − 1) / N of the vector, on average: the chunks may differ by a few elements.
-    """
+    """Returns the bytes that a worker sends to all-reduce `size` bytes, on average."""
     return 2 * (workers - 1) * size / workers
 
 
 def rings(size, workers):
-    """Returns in how many rings at a time a vector of `size` bytes goes around, 1 to 8.
-
-    It is the same number on all workers, because it follows from the size alone.
-    """
-    return int(min(max(size / workers // CHUNK, 1), RINGS))
+    """Returns in how many rings at a time `size` bytes go around, 1 to 8."""
+    return int(min(max(size / workers // CHUNK, 1), 8))  # more gain nothing
 
 
 def behind(operations, waits=False):
@@ -61,12 +50,8 @@ def behind(operations, waits=False):
 
 
 def layers(value, vector):
-    """Returns the pieces into which the loss `value` cuts `vector`, in their order.
-
-    A loss cuts it by one `tf.split`, or it is one piece.
-    """
+    """Returns the pieces into which a `tf.split` of the loss `value` cuts `vector`."""
     needed = behind([value.op])
-    # The sleep of a slow worker needs the vector too, but the loss does not need it.
     users = [op for op in vector.consumers() if op in needed]
     if len(users) == 1 and users[0].type == "Identity":
         return layers(value, users[0].outputs[0])
@@ -78,9 +63,8 @@ def layers(value, vector):
 class Ring:
     """All workers of a run, for operations that every one of them makes, in one order.
 
-    The operations are told apart by keys: the n-th that one worker's graph builds meets
-    the n-th of every other's. So all have to build the same, and to call the same. Each
-    round of a call has keys of its own, see `lockstep`.
+    They are told apart by keys: the n-th that one worker's graph builds meets the n-th
+    of every other's. Each round of a call has keys of its own, see `lockstep`.
     """
 
     def __init__(self, args):
@@ -89,13 +73,11 @@ class Ring:
 
     @staticmethod
     def config(me):
-        """Returns the configuration of the server and the sessions of worker `me`.
-
-        Its sessions see itself and the leader, and wait for no other worker to open.
-        """
+        """Returns what the server and the sessions of worker `me` are configured by."""
+        # They see itself and the leader, and wait for no other worker to open.
         filters = [f"/job:worker/task:{index}" for index in sorted({0, me})]
         new = tf.ConfigProto(device_filters=filters)
-        new.experimental.collective_group_leader = LEADER
+        new.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
         return new
 
     def center(self, learning):
@@ -106,16 +88,14 @@ class Ring:
     def gradients(value, vector):
         """Returns ∇ value(vector) in buckets: end to end they are the gradient [P].
 
-        Backpropagation has the gradient of the last layer first. So a long vector has a
-        bucket for each few layers, and a bucket can go around the ring while the layers
-        before it are still computed. All workers have the same buckets. Raises
-        ValueError if there is no gradient.
+        Backpropagation has the gradient of the last layer first. A bucket of a few
+        layers can go around the ring while those before it are still computed.
         Source: Li et al., PyTorch Distributed, 2020, arXiv 2006.15704, section 3.2.
         """
         pieces, buckets, size = layers(value, vector), [], BUCKET
         found = tf.gradients(value, pieces)
         if all(gradient is None for gradient in found):
-            raise ValueError("the loss does not change with the weights: no gradient")
+            raise Failure("problem.py: loss() does not depend on the vector")
         for piece, gradient in reversed(list(zip(pieces, found, strict=True))):
             if size >= BUCKET:
                 buckets, size = [[], *buckets], 0
@@ -154,10 +134,7 @@ class Ring:
         return self._reduced(tensor, "Max")
 
     def broadcast(self, variables, chief):
-        """Returns the operation by which every worker gets the chief's values.
-
-        The chief adds its values, the others zeros.
-        """
+        """Returns what gives all the chief's values: it adds them, the others zeros."""
         taken = []
         for variable in variables:
             value = variable.read_value()

@@ -11,59 +11,46 @@ import numpy as np
 
 from cluster import tensorflow_v1 as tf
 from cluster.rounds import OVER
-from cluster.task import AGAIN, Failure, fail
+from cluster.task import Failure
 
 
 def print_placement():
     """Chief: prints which variable lives on which device, once per run."""
     print(f"{'variable':32}{'elements':>10}  device")
     for variable in tf.global_variables() + tf.local_variables():
-        size = variable.shape.num_elements()
-        device = variable.device or "this process"
-        print(f"{variable.op.name:32}{size or 'rows':>10}  {device}")
+        size = variable.shape.num_elements() or "rows"
+        print(f"{variable.op.name:32}{size:>10}  {variable.device or 'this process'}")
 
 
 class Report:
     """What one worker notes of its rounds and prints; the chief draws and writes.
 
     `metric` is the name of what the problem measures beside the loss, `test` the
-    tensors (loss, metric) on the test set. In place of one metric there may be a dict
-    {name: metric}.
+    tensors (loss, metric) on the test set; or (loss, {name: metric}).
     """
 
     def __init__(self, args, metric, test):
         self.args, self.metric, self.tensors = args, metric, test
         self.feed = dict  # returns what the tensors are fed: nothing, if w is at hand
-        self.chief = args.task_index == 0
         self.noted = []  # of each call since the last line: losses and staleness
-        self.loss_sum = self.rounds_made = 0
+        self.loss_sum = self.rounds_made = self.lines = 0
         self.line_time = self.line_step = self.due = None
-        self.times = ()  # of the first and the last call
-        self.patience = 1
         self.point = None  # of the curves: training loss and staleness of the last line
         self.curves = Curves(args.logdir)
 
-    # --- Lines ----------------------------------------------------------------
-
     def rounds(self, losses, counts):
-        """Notes the rounds of a call, and prints a line if one is due.
-
-        `losses` [n] and `counts` [n, 3] are what rounds.Calls fetches.
-        """
+        """Notes the rounds of a call, see rounds.Calls; prints a line if one is due."""
         now, made = time.time(), counts[:, 2] != OVER
-        self.times = (self.times or (now, now))[0], now
         if not made.any():
             return
         self.noted.append(np.stack([losses, counts[:, 1]], axis=1)[made])
         self.loss_sum += float(losses[made].sum())
         self.rounds_made += int(made.sum())
         last = int(counts[made][-1, 0])
-        # The clock of a rate starts with the first call, or the first after a restore
-        # of older weights.
-        if self.due is None or last < self.line_step:
+        # The clock of a rate starts with the first call, also after a loss: see Run.
+        if self.due is None:
             self._next_line(now, last)
-            self.patience = 1
-        elif last >= self.due or now - self.line_time > self.patience:
+        elif last >= self.due or now - self.line_time > 10:
             self._line(now, last)
 
     def _next_line(self, now, step):
@@ -78,18 +65,12 @@ class Report:
         text = f"step {step:>{len(str(self.args.steps))}}/{self.args.steps}"
         text += f"  loss {loss:.4f}  staleness {staleness:.1f}  {rate:.0f} steps/s"
         # Before the first line TensorFlow prepares the calls, so its rate is too low.
-        if self.chief and rate and self.patience > 1:
+        if self.args.task_index == 0 and rate and self.lines:
             text += f"  {(self.args.steps - step) / rate:.0f} s left"
         print(text)
-        self.patience = min(10, 2 * self.patience)
-        self.point = step, {"training loss": loss, "staleness": staleness}
+        self.lines += 1
+        self.point = step, {"training_loss": loss, "staleness": staleness}
         self._next_line(now, step)
-
-    def mean_loss(self):
-        """Returns the mean training loss of this worker's rounds, 0 without any."""
-        return self.loss_sum / max(1, self.rounds_made)
-
-    # --- Chief: curves and result ---------------------------------------------
 
     def test(self, session):
         """Returns loss and metrics {name: number} of the center variable, test set."""
@@ -104,16 +85,13 @@ class Report:
             self._draw(step, values, *self.test(session))
 
     def _draw(self, step, values, loss, metrics):
-        tested = {f"test {name}": value for name, value in metrics.items()}
-        values = {**values, "test loss": loss, **tested}
-        self.curves.add(step, {name.replace(" ", "_"): v for name, v in values.items()})
+        tested = {f"test_{k}".replace(" ", "_"): v for k, v in metrics.items()}
+        self.curves.add(step, {**values, "test_loss": loss, **tested})
 
     def write(self, session, summary):
         """Chief: tests the center variable, writes result.json, prints the last lines.
 
-        `summary` is what Stats.summary returns, and more. Raises Failure if the test
-        loss is not finite. If the result cannot be written it ends the program, as one
-        that another start may help.
+        `summary` is what Stats.summary returns, and more.
         """
         step, before = summary["global_steps"], summary["resumed_from"]
         logdir, path = self.args.logdir, os.path.join(self.args.logdir, "result.json")
@@ -135,17 +113,12 @@ class Report:
             "flags": vars(self.args),
         }
         self._draw(step, {}, loss, metrics)
-        lost = ""
-        try:
-            with open(path + ".part", "w") as file:
-                json.dump(result, file, indent=2)
-            os.replace(path + ".part", path)
-            print(f"result: {path}")
-        except OSError as error:
-            lost = f"the result is not written: {path}: {error.strerror}"
-            with contextlib.suppress(OSError):
-                os.remove(path + ".part")
-        program = f"{shlex.quote(short(sys.executable))} -m tensorboard.main"
+        with open(path + ".part", "w") as file:
+            json.dump(result, file, indent=2)
+        os.replace(path + ".part", path)
+        python = min(sys.executable, os.path.relpath(sys.executable), key=len)
+        program = f"{shlex.quote(python)} -m tensorboard.main"
+        print(f"result: {path}")
         print(f"curves: {program} --logdir {shlex.quote(logdir)}")
         of_them = f", {step - before} of them" if before else ""
         said = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
@@ -154,21 +127,15 @@ class Report:
             f"{summary['seconds']:.1f} s ({summary['steps_per_second']:.0f} steps/s, "
             f"{summary['examples_per_second']:.0f} examples/s)"
         )
-        if lost:
-            fail(lost, AGAIN)
 
 
 def step_if_over(args):
-    """Returns the global step at which the run in LOGDIR has ended, None if it has not.
-
-    It has if its result has all updates, and the checkpoint is there that they are in.
-    """
+    """Returns at which global step the run in LOGDIR has ended, None if it has not."""
     result = _read(os.path.join(args.logdir, "result.json"))
-    if not (result and os.path.exists(os.path.join(args.logdir, "checkpoint"))):
-        return None
+    there = os.path.exists(os.path.join(args.logdir, "checkpoint"))
+    step = there * result.get("global_steps", 0)
     # A program may find out in the worker how many steps there are to be.
-    steps = args.steps or result["flags"]["steps"]
-    return result["global_steps"] if result["global_steps"] >= steps else None
+    return step if step and step >= (args.steps or result["flags"]["steps"]) else None
 
 
 def _read(path):
@@ -178,16 +145,8 @@ def _read(path):
     return {}
 
 
-def short(path):
-    """Returns a path, relative to the current directory if that is shorter."""
-    return min(path, os.path.relpath(path), key=len)
-
-
 class Curves:
-    """TensorBoard's curves: a file of events in LOGDIR, written at once.
-
-    If the disk is full they end, and training goes on.
-    """
+    """TensorBoard's curves: a file of events in LOGDIR, written at once."""
 
     def __init__(self, logdir):
         self.logdir, self.writer = logdir, None
@@ -201,18 +160,8 @@ class Curves:
 
     def write(self, step, summary):
         """Writes a Summary, which may have pictures too."""
-        with contextlib.suppress(tf.errors.OpError, OSError):
-            if self.writer is None:
-                # A FileWriter's thread would end in a traceback, and this run with it.
-                name = f"events.out.tfevents.{time.time():.0f}.{os.urandom(4).hex()}"
-                path = os.path.join(self.logdir, name)
-                self.writer = tf.python_io.TFRecordWriter(path)
-                self._write(file_version="brain.Event:2")
-                graph = tf.get_default_graph().as_graph_def()
-                self._write(graph_def=graph.SerializeToString())
-            self._write(step=step, summary=summary)
-
-    def _write(self, **content):
-        event = tf.Event(wall_time=time.time(), **content)
-        self.writer.write(event.SerializeToString())
+        if self.writer is None:
+            with tf.get_default_graph().as_default() as graph:  # a FileWriter wants one
+                self.writer = tf.summary.FileWriter(self.logdir, graph)
+        self.writer.add_summary(summary, step)
         self.writer.flush()

@@ -10,11 +10,11 @@ go     a worker that gets TERM leaves after a round; one that is killed is lost,
        with it what came after the last checkpoint
 """
 
-import collections
 import contextlib
 import json
 import socket
 import time
+import types
 
 from cluster import addresses, flags, link
 from cluster import tensorflow_v1 as tf
@@ -22,8 +22,6 @@ from cluster.link import ANSWER, STARTING
 
 HELLO = b"who is there?\n"  # says a chief that listens; a server says something else
 LATER = 5  # seconds after the last one came that the chief waits for one more
-
-Master = collections.namedtuple("Master", "target")  # of a session, as a server has it
 
 
 def add_flag(parser):
@@ -37,28 +35,19 @@ def add_flag(parser):
 
 
 def gather(args):
-    """Makes args.worker_hosts the members, and args.task_index this worker's rank.
-
-    Does nothing without --min_workers. Ends the program if too few come in ten times
-    --patience.
-    """
+    """Makes args.worker_hosts the members, and args.task_index this worker's rank."""
     if not args.min_workers:
         return
     members = (announce if args.task_index else welcome)(args)
     if len(members) < len(args.worker_hosts):
         print(f"goes on with workers {', '.join(map(str, members))}", flush=True)
     args.worker_hosts = [args.worker_hosts[k] for k in members]
-    if len(args.slow_workers) > 1:
-        args.slow_workers = [args.slow_workers[k] for k in members]
     args.task_index = members.index(args.task_index)
     args.device = addresses.device("worker", args.task_index)
 
 
 def welcome(args):
-    """Chief: returns the numbers of the workers that come, once no more are expected.
-
-    That is when all are there, or --min_workers and none has come for 5 s.
-    """
+    """Chief: returns who comes: all, or --min_workers and nobody else for 5 s."""
     count, lines, last = len(args.worker_hosts), {}, time.monotonic()
     least = min(args.min_workers, count)
     port = addresses.split(args.address)[1]
@@ -67,7 +56,7 @@ def welcome(args):
         listening = socket.create_server(("", port), family=family)
         stack.enter_context(listening).settimeout(0.1)
 
-        def complete():
+        def missing():
             nonlocal last
             with contextlib.suppress(OSError, ValueError):
                 line = stack.enter_context(listening.accept()[0])
@@ -79,12 +68,10 @@ def welcome(args):
             for worker in [k for k, line in lines.items() if _has_left(line)]:
                 del lines[worker]
             there, late = 1 + len(lines), time.monotonic() > last + LATER
-            return there == count or (late and there >= least)
+            enough = there == count or (late and there >= least)
+            return "" if enough else f"{max(1, least - there)} more of {count} workers"
 
-        def who():
-            return f"{max(1, least - 1 - len(lines))} more of {count} workers"
-
-        link.wait(complete, who, args, STARTING * args.patience, every=0)
+        link.wait(missing, args, STARTING * args.patience, every=0)
         members = [0, *sorted(lines)]
         for line in lines.values():
             with contextlib.suppress(OSError):
@@ -103,14 +90,12 @@ def _has_left(line):
 
 
 def announce(args):
-    """Worker: returns the numbers of the members, when it is one of them.
-
-    If they are training without it already, it tells the chief, and comes again.
-    """
+    """Worker: returns the members, when it is one of them; asks again if they train."""
     chief, members = args.worker_hosts[0], []
-    asks = link.Link(args, Master(f"grpc://{chief}"), "/job:worker/task:0")
+    master = types.SimpleNamespace(target=f"grpc://{chief}")  # as a server has it
+    asks = link.Link(args, master, "/job:worker/task:0")
 
-    def told():
+    def missing():
         with contextlib.suppress(OSError, ValueError):
             with socket.create_connection(addresses.split(chief), ANSWER) as line:
                 text = line.makefile("rb")
@@ -118,11 +103,10 @@ def announce(args):
                     line.sendall(b"%d\n" % args.task_index)
                     line.settimeout(None)
                     members[:] = json.loads(text.readline())
-                    return args.task_index in members
+                    return "" if args.task_index in members else link.chief(args)
             with contextlib.suppress(tf.errors.OpError):
                 asks.tell(wanted=True)
-        return False
+        return link.chief(args)
 
-    where = link.chief(args)
-    link.wait(told, lambda: where, args, link.starting(args), every=1)
+    link.wait(missing, args, link.starting(args), every=1)
     return members

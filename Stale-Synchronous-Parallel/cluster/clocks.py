@@ -36,23 +36,23 @@ class Clocks:
             ]
         stats.looks.append(lambda link: look(args, link))
 
-    def _now(self, held, back):
+    def _now(self, back):
         """Returns the clocks [N], those of who is `back` as far as the slowest."""
-        clocks = held.read(self.clocks)
+        clocks = self.clocks.read_value()
         slowest = tf.reduce_min(clocks)
         slowest = tf.where_v2(tf.equal(slowest, AWAY), np.int64(0), slowest)
         return tf.where_v2(tf.equal(clocks, AWAY) & back, slowest, clocks)
 
-    def _may(self, held, clocks):
+    def _may(self, clocks):
         """Returns who may begin a round, [N]: c − min c ≤ s, or all is done."""
-        over = held.read(self.stats.step) >= held.read(self.stats.limit)
+        over = self.stats.step.read_value() >= self.stats.limit.read_value()
         return (clocks - tf.reduce_min(clocks) <= self.bound) | over
 
-    def _set(self, held, clocks):
-        """Sets the clocks, and wakes those who may go on now."""
-        waiting = held.read(self.waiting)
-        wake = waiting & self._may(held, clocks)
-        held.done += [
+    def _set(self, clocks):
+        """Returns what sets the clocks, and wakes those who may go on now."""
+        waiting = self.waiting.read_value()
+        wake = waiting & self._may(clocks)
+        return [
             self.clocks.assign(clocks, read_value=False),
             self.waiting.assign(waiting & ~wake, read_value=False),
             *(
@@ -64,8 +64,8 @@ class Clocks:
 
     def note(self, back, away):
         """Returns the operation that notes who is `back` and who `away`, [N] each."""
-        with self.stats.locked([]) as held:
-            self._set(held, tf.where_v2(away, AWAY, self._now(held, back)))
+        with self.stats.locked() as done:
+            done += self._set(tf.where_v2(away, AWAY, self._now(back)))
         return self.stats.unlocked
 
     def wait(self, after):
@@ -75,12 +75,12 @@ class Clocks:
         """
 
         def ask(_):
-            with self.stats.locked([]) as held:
-                clocks = self._now(held, self.me)
-                may = self._may(held, clocks)[self.stats.me]
-                waiting = held.read(self.waiting)
+            with self.stats.locked() as done:
+                clocks = self._now(self.me)
+                may = self._may(clocks)[self.stats.me]
+                waiting = self.waiting.read_value()
                 waiting = (waiting & ~self.me) | (self.me & ~may)
-                held.done += [
+                done += [
                     self.clocks.assign(clocks, read_value=False),
                     self.waiting.assign(waiting, read_value=False),
                 ]
@@ -99,9 +99,9 @@ class Clocks:
 
         It runs after `update`, on every ps; the round counts if it was `applied`.
         """
-        with self.stats.locked(update) as held:
+        with self.stats.locked(update) as done:
             one = tf.cast(self.me & applied, tf.int64)
-            self._set(held, self._now(held, self.me) + one)
+            done += self._set(self._now(self.me) + one)
         return self.stats.unlocked
 
 

@@ -1,8 +1,7 @@
 """A round is pull, gradient, push, update; here rounds are made, many to a call.
 
-A `session.run` on a cluster costs several messages of its own, beside the two of a
-round. So short rounds are built one after the other into one graph, up to ten, each
-pull after this worker's own last update, and one call makes them all. Scripts call it.
+A `session.run` on a cluster costs messages of its own. So up to ten short rounds are
+built into one graph, each pull after this worker's own last update. Scripts call it.
 """
 
 import collections
@@ -14,7 +13,7 @@ from cluster import tensorflow_v1 as tf
 from cluster.task import Failure
 
 SIZES = (1, 3, 10)  # rounds of a call: the most that CALL allows
-CALL = 1.0  # seconds that a call may take, so that log and Ctrl-C are not far
+CALL = 1.0  # seconds that a call may take, so that lines and checkpoints are not late
 CHEAP = 10.0  # seconds that the rounds of a call may take to build and prepare
 
 # What became of a push: applied, too late for its step, or after the last update.
@@ -31,35 +30,23 @@ Round = collections.namedtuple("Round", "loss counted update local", defaults=[(
 FIRST = Round(None, None, (), ())  # what the first round of a call comes after
 
 
-def _wait(after):
-    return tf.control_dependencies(tf.nest.flatten(after))
-
-
 def read(variables, after=()):
-    """Returns the values of variables, each read where it is: in a pull, its pieces.
-
-    `after` has what the read of each one waits for.
-    """
+    """Returns the values of variables, each read where it is, `after` something."""
     values = []
     for i, variable in enumerate(variables):
-        with tf.device(variable.device), _wait(after[i : i + 1]):
+        waits = tf.nest.flatten(after[i : i + 1])
+        with tf.device(variable.device), tf.control_dependencies(waits):
             values.append(variable.read_value())
     return values
 
 
 def pull(center, after=()):
-    """Returns the center variable [P] on this worker, one message from each ps.
-
-    `after` is as in `read`.
-    """
+    """Returns the center variable [P] on this worker, one message from each ps."""
     return tf.concat(read(center, after), axis=0)
 
 
 def push(vector, center):
-    """Returns the pieces of a vector [P], each on the ps that has its part of `center`.
-
-    One message to each ps; what is done with them there is the scheme's update.
-    """
+    """Returns the pieces of a vector [P], each on the ps with its part of `center`."""
     sizes = [piece.shape.num_elements() for piece in center]
     return send(tf.split(vector, sizes), center)
 
@@ -74,11 +61,7 @@ def send(tensors, variables):
 
 
 def zeros(like):
-    """Returns a tensor of zeros with the shape and dtype of `like`, made when it runs.
-
-    Of tf.zeros_like TensorFlow makes a constant, as large as the model, and keeps one
-    for each round of a call in memory.
-    """
+    """Returns zeros like `like`, made when they are needed: no constant for a round."""
     shape = like.shape.as_list()
     return tf.raw_ops.Empty(shape=shape, dtype=like.dtype.base_dtype, init=True)
 
@@ -86,8 +69,10 @@ def zeros(like):
 def only_if(condition, make):
     """Runs the operation that `make()` returns if `condition` holds, a bool tensor.
 
-    Returns a tensor that is there in either case, after the operation if it ran. Like
-    tf.cond, but it stays on one device, so that no message between ps is needed.
+    Like tf.cond, but it stays on one device, so that no message between ps is needed:
+
+        condition ─ Switch ┬ yes ─ make() ─ done ┬ Merge ─ returned
+                           └ no ─────────────────┘
     """
     no, yes = tf.raw_ops.Switch(data=condition, pred=condition)
     with tf.control_dependencies([tf.identity(yes)]):
@@ -100,8 +85,7 @@ def only_if(condition, make):
 def update(variables, pushed, applied, rule):
     """Applies `rule(variable, piece)` to each pair, on its ps, if it is `applied`.
 
-    The rule returns an operation. A push that comes after the last update, or too late,
-    leaves the variables as they are. Returns what comes after it, a tensor on each ps.
+    The rule returns an operation. Returns what comes after it, a tensor on each ps.
     """
     done = []
     for variable, piece in zip(variables, pushed, strict=True):
@@ -115,9 +99,8 @@ def update(variables, pushed, applied, rule):
 def in_turn(batch):
     """Returns `batch`, drawing each mini-batch after the one before it.
 
-    Without that the rounds of a call would share them out in any order, and what two
-    input pipelines give would not belong together. In a loop, which is a graph of its
-    own, they are in order anyhow.
+    Else what two input pipelines give to a round would not belong together. In a loop
+    they are in order anyhow.
     """
     graph, drawn = tf.get_default_graph(), []
 
@@ -135,47 +118,19 @@ def in_turn(batch):
 
 
 def gradient(value, vector):
-    """Returns ∇ value(vector), a tensor [P].
-
-    tf.gradients returns rows of it if the loss is of rows alone, which tf.gather reads.
-    """
+    """Returns ∇ value(vector), a tensor [P]."""
     (found,) = tf.gradients(value, vector)
     if found is None:
         text = "does not depend on the vector: there is nothing to train"
         raise Failure(f"problem.py: loss() {text}")
-    return tf.convert_to_tensor(found)
-
-
-def slowed(loss, args):
-    """Returns `loss`, made slower by --slow_workers, to simulate a slow machine.
-
-    The worker sleeps between pull and push, where a slow machine would spend its time.
-    """
-    seconds = args.slow_workers[args.task_index % len(args.slow_workers)]
-    if not seconds:
-        return loss
-
-    def slow_loss(vector, batch):
-        sleep = tf.py_func(lambda _: time.sleep(seconds), [vector[0]], [])
-        with tf.control_dependencies([sleep]):
-            late = tf.nest.map_structure(tf.identity, vector)
-        return loss(late, batch)
-
-    return slow_loss
-
-
-def counted_alone(step):
-    """Returns the Counted of an update of one process; `step` is the one after it."""
-    zero = tf.zeros_like(step)
-    return Counted(step - 1, zero, True, tf.stack([step, zero, zero + APPLIED]))
+    return tf.convert_to_tensor(found)  # of tf.gather it is rows
 
 
 class Calls:
     """Rounds that are built one after the other, and called together.
 
-    To build ten rounds, and to have TensorFlow prepare them, takes ten times as long as
-    one: minutes for a long recurrent model. If that is over CHEAP seconds, a call is
-    one round.
+    Ten take ten times as long to build, and TensorFlow to prepare, as one: minutes for
+    a long recurrent model. Over CHEAP seconds a call is one round, or three.
     """
 
     def __init__(self, one_round, sizes=SIZES):
@@ -198,11 +153,8 @@ class Calls:
         with tf.device(built[0].counted.packed.device):
             counts = tf.stack([one.counted.packed for one in built])
         last = [*built[-1].update, *built[-1].local]
-        return [
-            tf.stack([one.loss for one in built]),
-            counts,
-            [getattr(item, "op", item) for item in last],
-        ]
+        last = [getattr(item, "op", item) for item in last]
+        return [tf.stack([one.loss for one in built]), counts, last]
 
     def size(self, left):
         """Returns the rounds of the next call, fewer if they are long or the last."""
@@ -212,8 +164,7 @@ class Calls:
     def make(self, session, left):
         """Makes rounds in one call; `left` is how many updates are left to make.
 
-        Returns losses [n] and counts [n, 3] of its n rounds. Raises an error of
-        TensorFlow's if a task was lost.
+        Returns losses [n] and counts [n, 3] of its n rounds.
         """
         return self.call(session, self.size(left))
 
@@ -223,27 +174,17 @@ class Calls:
             self.session = session
             self.calls = {n: session.make_callable(f) for n, f in self.fetches.items()}
         began = time.monotonic()
-        try:
-            losses, counts, _ = self.calls[size]()
-        except tf.errors.OutOfRangeError as error:
-            text = "the input has come to an end: batch() of problem.py has to repeat"
-            raise Failure(text) from error
+        losses, counts, _ = self.calls[size]()
         self.seconds = (time.monotonic() - began) / size
         return losses, counts
 
 
 def updates_left(losses, counts, args):
-    """Returns how many updates are left to make after the rounds of a call.
-
-    `losses` [n] and `counts` [n, 3] are what `Calls.make` returns. Raises Failure if a
-    loss is not finite.
-    """
+    """Returns how many updates are left after a call; Failure if a loss diverges."""
     steps, _, became = counts.T
     wrong = np.flatnonzero(~np.isfinite(losses) & (became != OVER))
     if len(wrong):
-        raise Failure(
-            f"the loss is {losses[wrong[0]]} at global step {steps[wrong[0]]}: "
-            "training diverged; "
-            f"a smaller --learning_rate than {args.learning_rate} may hold"
-        )
+        loss, step = losses[wrong[0]], steps[wrong[0]]
+        text = f"the loss is {loss} at global step {step}: training diverged; try a"
+        raise Failure(f"{text} smaller --learning_rate than {args.learning_rate}")
     return 0 if OVER in became else args.steps - int(steps[-1])

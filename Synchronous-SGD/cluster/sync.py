@@ -44,17 +44,17 @@ class Barrier:
 
     def _begin(self):
         """Returns what throws old tokens away, and gives one for the open step."""
-        with self.stats.locked([]) as held:
-            step, taken = held.read(self.stats.step), held.read(self.taken)
-            mine, left = taken[self.stats.me, ROUNDS] > 0, held.read(self.left)
+        with self.stats.locked() as done:
+            step, taken = self.stats.step.read_value(), self.taken.read_value()
+            mine, left = taken[self.stats.me, ROUNDS] > 0, self.left.read_value()
             with tf.control_dependencies([step]):
                 old = self.mine.dequeue_many(self.mine.size())
             with tf.control_dependencies([old]):
                 # Two: a process before this one may still wait for one, on a host that
                 # was cut off.
-                held.done.append(self.mine.enqueue_many([tf.stack([step, step])]))
+                done.append(self.mine.enqueue_many([tf.stack([step, step])]))
             step = tf.where(mine, step, left)
-            held.done.append(self.left.assign(step, read_value=False))
+            done.append(self.left.assign(step, read_value=False))
         return self.stats.unlocked
 
     def wait(self, after):
@@ -80,22 +80,19 @@ class Barrier:
         It is `applied` if step t is open, has a place, and has none of this worker yet.
         """
         stats = self.stats
-        with stats.locked([pushed[0], t]) as held:
-            step, taken = held.read(stats.step), held.read(self.taken)[:, ROUNDS]
+        with stats.locked([pushed[0], t]) as done:
+            step, taken = stats.step.read_value(), self.taken.read_value()[:, ROUNDS]
             place = tf.reduce_sum(taken) + 1
-            open_ = step < held.read(stats.limit)
+            open_ = step < stats.limit.read_value()
             fits = tf.equal(t, step) & (place <= self.size)
             applied = open_ & fits & tf.equal(taken[stats.me], 0)
             sent = dict(pushed=size(*pushed), pulled=size(*tf.nest.flatten(pulled)))
             made = dict(rounds=1, examples=examples, **sent)
-            held.add(stats.row(dropped=1, **made), open_ & ~applied, applied, 0)
-            held.done.append(
-                tf.raw_ops.ResourceScatterAdd(
-                    resource=self.taken.handle,
-                    indices=stats.me,
-                    updates=stats.row(**made) * tf.cast(applied, tf.int64),
-                )
+            done += stats.add(
+                stats.row(dropped=1, **made), open_ & ~applied, applied, 0
             )
+            row = stats.row(**made) * tf.cast(applied, tf.int64)
+            done.append(stats.scatter("Add", self.taken, stats.me, row))
             became = tf.where(applied, rounds.APPLIED, rounds.LATE)
             became = tf.where(open_, became, rounds.OVER)
             # 1 to N, or 0: not taken.
@@ -133,18 +130,18 @@ class Barrier:
         The step is full until the end of it: see Watch, if the worker dies meanwhile.
         """
         stats, made = self.stats, np.arange(self.workers) == self.stats.me
-        with stats.locked([]) as held:
-            step, taken = held.read(stats.step), held.read(self.taken)
+        with stats.locked() as done:
+            step, taken = stats.step.read_value(), self.taken.read_value()
             tokens = [queue.enqueue(step + 1) for queue in self.queues]
             with tf.control_dependencies([taken, *tokens]):
-                counted = tf.raw_ops.ResourceScatterAdd(
-                    resource=stats.counters.handle,
-                    indices=list(range(self.workers)),
-                    updates=taken + made[:, None] * stats.row(updates=1),
+                every, rows = (
+                    list(range(self.workers)),
+                    made[:, None] * stats.row(updates=1),
                 )
+                counted = stats.scatter("Add", stats.counters, every, taken + rows)
                 opened = stats.step.assign(step + 1, read_value=False)
             with tf.control_dependencies([counted, opened]):
-                held.done.append(self.taken.assign(self.nothing, read_value=False))
+                done.append(self.taken.assign(self.nothing, read_value=False))
         return stats.unlocked
 
 
@@ -178,9 +175,8 @@ class Watch:
         before, self.stuck = self.stuck, step if dead and full else None
         if args.task_index == 0 and before == step == self.stuck:
             print(f"a worker died in the update of global step {step}", flush=True)
-            for who in addresses.servers(args):
-                line = link.Link(args, self.line, addresses.device(*who))
-                line.tell(word="again")
+            for device in addresses.servers(args):
+                link.Link(args, self.line, device).tell(word="again")
         now = time.monotonic()
         if workers - len(gone) >= needed or step >= limit:
             self.since = self.due = now

@@ -17,8 +17,9 @@ import time
 
 import numpy as np
 
-from cluster import addresses, contract, task
+from cluster import addresses, checkpoint, task
 from cluster import tensorflow_v1 as tf
+from cluster.addresses import CLOSED
 from cluster.gossip import name_of
 from cluster.link import GONE
 from cluster.rounds import OVER
@@ -42,7 +43,10 @@ class Neighbours:
         self.session, self.opened, self.due = None, (None, {}), 0.0
         # {worker: its process} who is there; whose replica was found.
         self.known, self.there, self.distance = {}, set(), 0.0
-        self.graph, self.input = tf.get_default_graph(), contract.begin()[1]
+        self.graph, self.input = (
+            tf.get_default_graph(),
+            checkpoint.begin_operations()[1],
+        )
         self.mean = tf.placeholder(tf.float32, center.shape)
         self.put = center.assign(self.mean, read_value=False)
         training.extra = self.end
@@ -57,7 +61,8 @@ class Neighbours:
             self.known = {
                 k: worker["process"]
                 for k, worker in found.items()
-                if worker["silent"] < GONE and addresses.answers(self.hosts[k])
+                if worker["silent"] < GONE
+                and addresses.silence(self.hosts[k]) != CLOSED
             }
         return self.known
 
@@ -84,8 +89,7 @@ class Neighbours:
         filters = [addresses.device("worker", k) for k in tasks]
         config = tf.ConfigProto(device_filters=filters)
         session = tf.Session(self.training.server.target, self.graph, config)
-        session.run(self.input)  # a session's own; mini-batches begin anew
-        tf.train.start_queue_runners(session, tf.train.Coordinator())
+        checkpoint.begin(session, [self.input])  # mini-batches begin anew
         return session
 
     def _close(self):
@@ -148,7 +152,8 @@ class Neighbours:
                 made = self._apart(lambda: calls.make(self.session, left), now)
                 break
             except tf.errors.OpError as error:
-                if not again or not task.is_lost(error):
+                lost = task.is_lost(error) or "RemoteCall" in error.message
+                if not again or not lost:
                     raise
                 logging.info("a call failed: %s", error.message)
                 session.run(self.training.stats.step)  # or is it the chief?

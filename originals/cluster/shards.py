@@ -7,180 +7,132 @@ behind the other. Two halves of an all-reduce go from a vector to the parts and 
     reduce-scatter  every worker has a vector, and gets its part of the mean
     all-gather      every worker has its part, and gets the vector
 
-Each sends N − 1 parts from every worker. Sources: Thakur, Rabenseifner, Gropp,
-Optimization of collective communication operations in MPICH, 2005; Rajbhandari et al.,
-ZeRO, 2020, arXiv 1910.02054, section 7.
+Each sends N − 1 parts from every worker. Source: Thakur, Rabenseifner, Gropp,
+Optimization of collective communication operations in MPICH, 2005.
 """
 
-import collections
-
-from cluster import ring
+from cluster import ring, units
 from cluster import tensorflow_v1 as tf
-from cluster.units import Unit, units
-
-# `size` numbers of a vector from `begin` on; in its worker's shard they begin `at`.
-Slice = collections.namedtuple("Slice", "begin at size")
 
 
-def filled(vector, size):
-    """Returns a vector with zeros behind it, so that it has `size` numbers."""
-    more = size - vector.shape.num_elements()
-    return tf.pad(vector, [[0, more]]) if more else vector
+class Ring:
+    """All workers of a run. Their center variable is whole on each, or in parts."""
 
-
-class Ring(ring.Ring):
-    """All workers of a run; the center variable is whole on each, or in parts."""
+    config = staticmethod(ring.Ring.config)
 
     def __init__(self, args):
-        super().__init__(args)
-        self.me, self.stage = args.task_index, args.stage
-        self.held, self.sent = None, 0
+        self.args, self.ring, self.held = args, ring.Ring(args), None
+        self.largest = self.ring.largest  # about what all agree, see lockstep
+
+    @property
+    def keys(self):
+        """What tells apart the operations that all make; each round has its own."""
+        return self.ring.keys
+
+    @keys.setter
+    def keys(self, keys):
+        self.ring.keys = keys
 
     def center(self, learning):
         """Returns the Center, as --stage wants it."""
-        self.held = Center(self, learning)
+        self.held = Center(self.args, self.ring, learning)
         return self.held
 
-    def reduce_scatter(self, vector):
-        """Returns this worker's part of the mean of a vector [n] over all workers.
+
+def rows(vector, count):
+    """Returns the parts of a vector, [count, part], filled up with zeros."""
+    more = -vector.shape.num_elements() % count
+    return tf.reshape(tf.pad(vector, [[0, more]]) if more else vector, [count, -1])
+
+
+class Center:
+    """The center variable w; a worker has `part` of it: its shard, all in stage 0."""
+
+    def __init__(self, args, ring, learning):
+        self.stage, self.ring, self.bytes = args.stage, ring, 0
+        self.workers = ring.workers if self.stage else 1
+        self.plan = units.Plan(learning, cut=self.stage > 1)
+        self.units, self.size = self.plan.units, sum(self.plan.units)
+        self.parts = [-(-size // self.workers) for size in self.units]
+        # TensorFlow has the workers in the order of their names: 0, 1, 10, 2.
+        self.order = sorted(range(self.workers), key=str)
+        self.fed, self.shards = tf.placeholder(tf.float32, [self.size]), {}
+        start = self.shard_of(learning.start, args.task_index if self.stage else 0)
+        self.part = self._part("center", start)
+
+    def _part(self, name, start):
+        if not self.stage:
+            return tf.get_variable(name, initializer=start)
+        # Of this worker: nobody is sent it, and nobody compares it with another's.
+        own = dict(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
+        self.shards[name] = tf.get_variable(name, initializer=start, **own)
+        return self.shards[name]
+
+    def shard(self, name):
+        """Returns a variable of zeros, as long as `part`."""
+        return self._part(name, tf.zeros(self.part.shape))
+
+    def shard_of(self, vector, worker):
+        """Returns a worker's shard of a vector [P]."""
+        parts, at = tf.split(vector, self.units), self.order.index(worker)
+        return tf.concat([rows(part, self.workers)[at] for part in parts], axis=0)
+
+    def joined(self, shards):
+        """Returns the vector [P], from the shards of all workers."""
+        stack = tf.stack([shards[worker] for worker in self.order])
+        pieces = tf.split(stack, self.parts, axis=1)
+        sizes = zip(pieces, self.units, strict=True)
+        return tf.concat([tf.reshape(p, [-1])[:size] for p, size in sizes], axis=0)
+
+    def read_value(self):
+        """Returns all of w, for the test; it is fed if it is in parts."""
+        return self.fed if self.stage else self.part.read_value()
+
+    def read(self):
+        """Returns what this worker holds of w in a round: all units, or its shard."""
+        held = self.part.read_value()
+        every = range(len(self.units) if self.stage in (1, 2) else 0)
+        return [self._all_gather(held, unit) for unit in every] or [held]
+
+    def gradients(self, held, batch):
+        """Returns the loss, and this worker's part of each unit's mean gradient."""
+
+        def weights(unit):  # in stage 3 `held`, which `read` returned, is a shard
+            return self._all_gather(*held, unit) if self.stage == 3 else held[unit]
+
+        return self.plan.build(held, batch, weights, self._reduce)
+
+    def _all_gather(self, shard, unit):
+        """Returns a unit, of which every worker's shard has a part."""
+        begin, end = sum(self.parts[:unit]), sum(self.parts[: unit + 1])
+        part = shard[begin:end]
+        if self.workers > 1:
+            shape = [self.workers * self.parts[unit]]
+            part = self._made(tf.raw_ops.CollectiveGather, part, shape=shape)
+        return part[: self.units[unit]]
+
+    def _reduce(self, vector):
+        """Returns this worker's part of the mean of a vector: a reduce-scatter.
 
         CollectiveReduceScatterV2 is for GPUs only. So each worker sends each other one
         its part, and adds up what comes, in the order of the workers. TensorFlow makes
         this exchange only in a call with a gather or an all-reduce, which a round has.
         """
         if self.workers == 1:
-            return tf.identity(vector)
-        size = vector.shape.num_elements()
-        part = -(-size // self.workers)
-        rows = tf.reshape(filled(vector, part * self.workers), [self.workers, part])
-        self.sent += 4 * part * (self.workers - 1)
-        with tf.device(self.device):
-            rows = tf.raw_ops.CollectiveAllToAllV2(
-                input=rows,
-                group_size=self.workers,
-                group_key=ring.GROUP,
-                instance_key=next(self.keys),
-                ordering_token=[],
-                communication_hint="ring",
-            )
-        return tf.reduce_sum(rows, axis=0) / self.workers
+            return self.ring.mean(vector)
+        exchange = tf.raw_ops.CollectiveAllToAllV2
+        found = self._made(exchange, rows(vector, self.workers), ordering_token=[])
+        return tf.reduce_sum(found, axis=0) / self.workers
 
-    def all_gather(self, part, size):
-        """Returns the vector [size] of which every worker gives its part."""
-        if self.workers == 1:
-            return tf.identity(part)
-        whole = part.shape.num_elements() * self.workers
-        self.sent += 4 * (whole - part.shape.num_elements())
-        with tf.device(self.device):
-            vector = tf.raw_ops.CollectiveGather(
-                input=part,
-                group_size=self.workers,
-                group_key=ring.GROUP,
-                instance_key=next(self.keys),
-                shape=[whole],
-                communication_hint="ring",
-            )
-        return vector[:size]
+    def _made(self, operation, tensor, **options):
+        """Returns what all workers make of their tensors; each sends N − 1 parts."""
+        self.bytes += 4 * tensor.shape[-1] * (self.workers - 1)
+        options |= dict(group_size=self.workers, group_key=ring.GROUP)
+        options |= dict(instance_key=next(self.ring.keys), communication_hint="ring")
+        with tf.device(self.ring.device):
+            return operation(input=tensor, **options)
 
-    def all_sent(self):
-        """Returns the bytes of all parts sent by what was built since last asked.
-
-        That is a round's; None if it has no parts.
-        """
-        sent, self.sent = self.sent, 0
+    def sent(self):
+        """Returns the bytes of what was built since last asked; None in stage 0."""
+        sent, self.bytes = self.bytes, 0
         return sent if self.stage else None
-
-
-class Center:
-    """The center variable: `whole` on every worker, or None, and `part`, its shard.
-
-    Without stages `part` is the whole, too.
-    """
-
-    def __init__(self, ring, learning):
-        self.ring, self.stage, start = ring, ring.stage, learning.start
-        self.size = start.shape.num_elements()
-        self.units = units(learning) if self.stage > 1 else [Unit(0, self.size)]
-        self.workers = ring.workers if self.stage else 1
-        self.parts = [-(-unit.size // self.workers) for unit in self.units]
-        self.whole, self.shards, self.fed = None, {}, None
-        if self.stage < 3:
-            self.whole = tf.get_variable("center", initializer=start)
-            start = self.whole.read_value()
-        if not self.stage:
-            self.part = self.whole
-        elif self.stage < 3:
-            self.part = self._own("part", self._mine(start))
-        else:
-            self.part = self.shards["center"] = self._own("center", self._mine(start))
-
-    @staticmethod
-    def _own(name, start):
-        # Of this worker: nobody is sent it, and nobody compares it with another's.
-        own = dict(collections=[tf.GraphKeys.LOCAL_VARIABLES], trainable=False)
-        return tf.get_variable(name, initializer=start, **own)
-
-    def shard(self, name):
-        """Returns a variable of zeros, as long as `part`; all are saved together."""
-        zeros = tf.zeros(self.part.shape)
-        if not self.stage:
-            return tf.get_variable(name, initializer=zeros, trainable=False)
-        self.shards[name] = self._own(name, zeros)
-        return self.shards[name]
-
-    def slices(self, worker):
-        """Returns the Slices of the center variable that a worker has, in order."""
-        found, at = [], 0
-        for unit, part in zip(self.units, self.parts, strict=True):
-            end = unit.begin + unit.size
-            begin = min(unit.begin + worker * part, end)
-            found.append(Slice(begin, at, min(part, end - begin)))
-            at += part
-        return found
-
-    def _mine(self, vector):
-        pieces = zip(self.slices(self.ring.me), self.parts, strict=True)
-        mine = [
-            filled(vector[one.begin : one.begin + one.size], part)
-            for one, part in pieces
-        ]
-        return mine[0] if len(mine) == 1 else tf.concat(mine, axis=0)
-
-    def read(self):
-        """Returns what this worker holds of w: all of it, or its shard."""
-        return self.part.read_value() if self.whole is None else self.whole.read_value()
-
-    def weights(self, held, number):
-        """Returns the weights [size] of a unit, from what this worker or all hold."""
-        unit = self.units[number]
-        if self.whole is not None:
-            return held[unit.begin : unit.begin + unit.size]
-        return self._gather(held, number)
-
-    def _gather(self, shard, number):
-        at, part = sum(self.parts[:number]), self.parts[number]
-        size = self.units[number].size
-        return self.ring.all_gather(shard[at : at + part], size)
-
-    def gather(self, after):
-        """Returns the operations by which all get all of w, unit by unit.
-
-        They come after those in `after`, which they are if nobody holds all of w.
-        """
-        if self.whole is None or not self.stage:
-            return after
-        for number, unit in enumerate(self.units):
-            with tf.control_dependencies(after):
-                vector = self._gather(self.part.read_value(), number)
-                place = self.whole
-                if unit.size < self.size:
-                    place = place[unit.begin : unit.begin + unit.size]
-                after = [place.assign(vector).op]
-        return after
-
-    def read_value(self):
-        """Returns all of w, for the test; it is fed if no worker has it."""
-        if self.whole is not None:
-            return self.whole.read_value()
-        self.fed = tf.placeholder(tf.float32, [self.size])
-        return self.fed
