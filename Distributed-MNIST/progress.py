@@ -109,7 +109,7 @@ class Report(report.Report):
             step,
             {
                 "accuracy/validation": found.accuracy,
-                "loss/training": values["training loss"],
+                "loss/training": values["training_loss"],
                 "loss/validation": found.loss,
                 "staleness": values["staleness"],
                 "learning_rate": float(session.run(self.weights.learning_rate)),
