@@ -98,7 +98,8 @@ class Report(report.Report):
         step = summary["global_steps"]
         self.args.steps = min(self.args.steps, step)
         if step > summary["resumed_from"]:
-            values = {"training loss": self.mean_loss(), "staleness": 0.0}
+            loss = self.loss_sum / max(1, self.rounds_made)
+            values = {"training_loss": loss, "staleness": 0.0}
             self._evaluate(session, step, self.point[1] if self.point else values)
         super().write(session, {**summary, "best": self.best})
 
