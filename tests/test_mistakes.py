@@ -193,7 +193,7 @@ def test_a_round_finds_its_own_losses_in_a_collection(folder: str, tmp_path) -> 
         with run_sh(copy, *flags, NUM_WORKERS="1") as run:
             assert run.wait() == 0, run.output
         found.append(launch.result(logdir)["loss_per_worker"])
-    assert found[0] == found[1]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)  # sums of other calls
 
 
 # --- A run --------------------------------------------------------------------
