@@ -21,7 +21,6 @@ import time
 from cluster import addresses
 
 HERE = os.path.dirname(os.path.abspath(__file__))  # the folder of the example
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 # glibc keeps freed memory: the next message of 100 MB finds its pages again.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
 LAUNCHER = "LAUNCHED_BY"  # in the environment of a task: the process of this program
@@ -256,7 +255,7 @@ def launch(launcher=Launcher):
     this, status, reason = None, 0, None
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     # A screen that is closed ends the run: SIGPIPE. What was ignored stays so: nohup.
-    for one in ENDING:
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         if one == signal.SIGPIPE or signal.getsignal(one) is not signal.SIG_IGN:
             signal.signal(one, lambda number, _: told.append(number))
     try:
@@ -272,7 +271,7 @@ def launch(launcher=Launcher):
                 this.check()
                 if not stays:
                     leave_the_network(this.logdir)
-                    say("its ports are open to anyone who reaches this machine")
+                    say("the ports are open to anyone who reaches this machine")
             this.run()
         pause()
     except End as end:

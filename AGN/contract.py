@@ -87,8 +87,7 @@ def main():
     """Calls each function of problem.py once, and evaluates what it returns."""
     import problem
 
-    parser = flags.parser("contract", __doc__, getattr(problem, "DATA", flags.DATA))
-    args = flags.parse(parser)
+    args = flags.parse(flags.parser("contract", __doc__))
     task.redirect(open(os.devnull, "a"))  # what TensorFlow says
     data = problem.load(args.data, 1)
     tf.train.get_or_create_global_step()  # a run has it, and a loss may read it

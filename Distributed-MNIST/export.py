@@ -98,7 +98,8 @@ def at_the_end(args, index):
     print(f"exported: {path}, the best weights, of global step {step}")
     predict = os.path.join(os.path.dirname(os.path.abspath(__file__)), "predict.py")
     command = [sys.executable, predict, folder, write_example(index, args.logdir)]
-    print(f"try it: {shlex.join(map(os.path.relpath, command))}")
+    shorter = [min(path, os.path.relpath(path), key=len) for path in command]
+    print(f"try it: {shlex.join(shorter)}")
 
 
 def main():

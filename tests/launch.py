@@ -439,6 +439,12 @@ def result(logdir: pathlib.Path) -> dict:
     return json.loads((logdir / "result.json").read_text())
 
 
+def tried(copy: pathlib.Path) -> subprocess.CompletedProcess:
+    """Tries the problem.py of a copy by contract.py, without a cluster."""
+    command = [sys.executable, "-B", "contract.py"]
+    return subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=60)
+
+
 def without(tool: Sequence[str]) -> str:
     """Returns why a command, before another one, cannot be had here; "" if it can."""
     try:

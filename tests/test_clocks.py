@@ -21,7 +21,7 @@ import rules
 from harness import STREAMS, Run, in_turn, rounds, tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import some, thorough
+from launch import load, some, thorough
 
 clocks, link = (importlib.import_module(f"cluster.{n}") for n in ("clocks", "link"))
 
@@ -312,3 +312,17 @@ def test_the_last_update_releases_who_waits() -> None:
         assert a.begins()
         assert a.push().became == c.push().became == rounds.OVER
         assert b.begins()
+
+
+def test_a_round_that_was_not_applied_does_not_count() -> None:
+    module, ticks = load(SSP), []
+
+    def graph(args, center, stats, shared, *rest):
+        ticks.append([shared.tick([], tf.constant(yes)) for yes in (False, True)])
+        return module.graph(args, center, stats, shared, *rest)
+
+    with Run(SSP, graph=graph) as run:
+        clocks = run.chief.temporary("clocks").value()
+        for tick, expected in zip(ticks[0], (0, 1), strict=True):
+            run.chief.session.run(tick)
+            assert run.chief.session.run(clocks).tolist() == [expected, 0]

@@ -26,6 +26,7 @@ from harness import (
     in_turn,
     rounds,
     schedule_s,
+    stats,
     tf,
 )
 from hypothesis import HealthCheck, assume, given, settings
@@ -605,3 +606,44 @@ def test_placement(folder: str, num_ps: int) -> None:
         number = number or int(name == "mean_square_1")
         assert where.endswith(f"/job:ps/replica:0/task:{number}"), name
     assert shared | own <= set(placed) <= shared | own | fresh
+
+
+@pytest.mark.parametrize("folder", COUNTED)
+def test_the_number_waits_for_the_count_at_the_pull(folder, monkeypatch) -> None:
+    """A count that comes late is still the one before this worker's own update."""
+    read_step = stats.Stats.read_step
+
+    def late(own, after=()):
+        with tf.device(own.device), tf.control_dependencies(after):
+            slept = tf.py_func(lambda: time.sleep(0.2), [], [])
+        return read_step(own, [slept])
+
+    monkeypatch.setattr(stats.Stats, "read_step", late)
+    with Run(folder, streams=STREAMS[:1]) as run:
+        pushes = [run.chief.push() for _ in range(3)]
+    assert [push[:3] for push in pushes] == [(n, 0, rounds.APPLIED) for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    ["AdamOptimizer(0.01)", "MomentumOptimizer(0.1, 0.9)", "RMSPropOptimizer(0.01)"],
+)
+def test_any_optimizer_with_four_workers(optimizer: str) -> None:
+    """The one line of DOWNPOUR replaced: its slots are each worker's own."""
+    module = launch.load("DOWNPOUR")
+    path = launch.REPO / "DOWNPOUR" / "downpour.py"
+    line = "optimizer = tf.train.AdagradOptimizer(args.learning_rate)"
+    source = path.read_text()
+    assert source.count(line) == 1
+    source = source.replace(line, f"optimizer = tf.train.{optimizer}")
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    flags = ["--window=3", "--server_learning_rate=0.3", "--steps=80"]
+    four = [[1.0, 3.0], [5.0, 7.0], [2.0], [6.0]]
+    options = dict(streams=four, start=[0.0, 0.0], module=module, rounds=2)
+    with Run("DOWNPOUR", *flags, **options) as run:
+        run.at_once(harness.Worker.to_the_end)
+        assert np.abs(run.chief.now() - 4).max() < 2.5
+        for worker in run.workers:
+            assert len(worker.local) > 1
+            slots = [name for name in worker.local if name != "local"]
+            assert all(worker.variables[name].device == worker.device for name in slots)

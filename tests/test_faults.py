@@ -111,7 +111,15 @@ def test_the_tasks_end_when_run_sh_is_killed(tmp_path):
         wait_until(lambda: not run.tasks(), WITHIN)
 
 
-# --- One directory ------------------------------------------------------------
+# --- Disks --------------------------------------------------------------------
+
+
+@pytest.mark.skipif(NO_MOUNTS != "", reason=NO_MOUNTS)
+def test_a_disk_that_is_full(tmp_path):
+    """It ends the run; the next one goes on from the last checkpoint."""
+    cell = faults.Cell("HogWild", "disk", 0, "full", "middle", False)
+    found = faults.run(cell, tmp_path)
+    assert faults.verdict(found) == [], "\n".join(found["lines"])
 
 
 def test_two_runs_in_one_directory(tmp_path):

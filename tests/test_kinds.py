@@ -9,13 +9,10 @@ from __future__ import annotations
 import functools
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 
 import pytest
-import tree
-from launch import copy_of, if_thorough, result, run_sh
+from launch import copy_of, if_thorough, result, run_sh, tried
 from tree import REPO
 
 MODELS = REPO / "tests" / "models"
@@ -72,21 +69,15 @@ def alone(model: str, steps: int) -> float:
     return trained(model, ONE, f"--steps={steps}")
 
 
-def tried(model: str, where: pathlib.Path) -> subprocess.CompletedProcess:
-    """Tries a model by contract.py."""
-    copy = copy_with(model, ONE, where)
-    return tree.run(sys.executable, "-B", "contract.py", cwd=copy)
-
-
 @pytest.mark.parametrize("model", FIT)
 def test_it_is_taken(model: str, tmp_path: pathlib.Path) -> None:
-    done = tried(model, tmp_path)
+    done = tried(copy_with(model, ONE, tmp_path))
     assert done.returncode == 0 and "problem.py is good" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("model", UNFIT)
 def test_what_does_not_fit_is_said(model: str, tmp_path: pathlib.Path) -> None:
-    done = tried(model, tmp_path)
+    done = tried(copy_with(model, ONE, tmp_path))
     assert done.returncode == 1 and UNFIT[model] in done.stderr, done.stderr
 
 

@@ -24,7 +24,7 @@ from launch import REPO, Launch, copy_of, environment, result, run_sh, without
 # In the ordinary way: these are about how a process starts.
 pytestmark = [pytest.mark.machine, pytest.mark.starts]
 
-OPEN = "run.sh: its ports are open to anyone who reaches this machine"
+OPEN = "run.sh: the ports are open to anyone who reaches this machine"
 
 STAND_IN = """
 import os, socket, sys, time

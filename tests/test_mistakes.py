@@ -12,12 +12,10 @@ import os
 import pathlib
 import re
 import socket
-import subprocess
-import sys
 
 import launch
 import pytest
-from launch import copy_of, run_sh, run_task, tree
+from launch import copy_of, run_sh, run_task, tree, tried
 
 tf = launch.load("HogWild").tf
 task = importlib.import_module("cluster.task")
@@ -74,12 +72,6 @@ def one_sentence(run: launch.Launch, said: str) -> None:
 
 
 # --- --check ------------------------------------------------------------------
-
-
-def tried(copy: pathlib.Path, *flags: str) -> subprocess.CompletedProcess:
-    """Tries the problem.py of a copy by contract.py."""
-    command = [sys.executable, "-B", "contract.py", *flags]
-    return subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("folder", ["Non-Distributed-Setup", "Model-Parallelism"])

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import pathlib
 import re
-import sys
 
 import launch
 import pytest
 import registry
-import tree
-from launch import copy_of, result, run_sh, run_task
+from launch import copy_of, result, run_sh, run_task, tried
 from tree import REPO
 
 LINE = '''
@@ -92,7 +90,7 @@ SAID = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_check_names_the_field(mistake: str, tmp_path: pathlib.Path) -> None:
     copy = with_problem(ONE, tmp_path, *MISTAKES[mistake])
-    done = tree.run(sys.executable, "-B", "contract.py", cwd=copy)
+    done = tried(copy)
     assert done.returncode == 1, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "problem.py" in line]
     assert f"problem.py: {SAID[mistake]}" in line

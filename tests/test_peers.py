@@ -22,7 +22,7 @@ import peer_harness
 import pytest
 import registry
 import rules
-from harness import STREAMS, tf
+from harness import STREAMS, behind, tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from launch import copy_of, load, result, run_sh, saved_step, wait_until
@@ -500,13 +500,54 @@ def test_any_sharded_is_the_rule(case: types.SimpleNamespace, stage: int) -> Non
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_who_holds_what(stage: int) -> None:
-    """Of 26 numbers on two workers: all of w and of m and v, or half."""
+    """Of 26 numbers on two workers: all of w, of the gradient, of m and v, or half."""
     with Perceptron(stage, 2, mini_batches(2, 1)) as run:
-        held = run.chief.variables.items()
-        sizes = {name: v.shape.num_elements() for name, v in held}
+        peer = run.chief
+        made = behind(peer.calls.fetches[1])
+        sizes = {name: v.shape.num_elements() for name, v in peer.variables.items()}
+        whole = {op.type for op in made for x in op.outputs if x.shape == [26]}
+        # A gradient is all there before the first reduce-scatter, or a unit is.
+        sent = [op for op in made if op.type == "CollectiveAllToAllV2"]
+        before = {
+            tuple(x.shape)
+            for op in sent
+            for way in behind(op.inputs[0])
+            for x in way.outputs
+            if way.type in ("ConcatV2", "Pad")
+        }
+        gathers = [op for op in made if op.type == "CollectiveGather"]
     half = 13 if stage else 26
-    assert sizes["m"] == sizes["v"] == half
-    assert sizes["center"] == [26, 13, 13, 13][stage]
+    assert (
+        sizes["m"] == sizes["v"] == half and sizes["center"] == [26, 13, 13, 13][stage]
+    )
+    assert bool(whole) == (stage < 2), whole
+    assert len(sent) == [0, 1, 4, 4][stage] and len(gathers) == [0, 1, 4, 5][stage]
+    assert ((26,) in before) == (stage == 1)
+
+
+def test_a_unit_is_gathered_again_for_the_backward_pass_and_dropped_between() -> None:
+    """No operation of the backward pass has what was gathered for the forward pass.
+
+    A unit is gathered after the operations that needed the unit before it.
+    """
+    with Perceptron(3, 2, mini_batches(2, 1)) as run:
+        made = behind(run.chief.calls.fetches[1])
+    gathers = [op for op in made if op.type == "CollectiveGather"]
+    loss = next(op for op in made if op.type.startswith("SparseSoftmax"))
+    forward = [op for op in gathers if op in behind([loss])]
+    assert (len(forward), len(gathers)) == (4, 5)  # of the matrix whose input has ∇
+    for op in forward:
+        views, users = [*op.outputs], set()
+        while views:
+            for user in views.pop().consumers():
+                if user in made and user.type in ("Reshape", "StridedSlice"):
+                    views += user.outputs
+                elif user in made:
+                    users.add(user)
+        assert users and users <= behind([loss]), users
+    order = sorted(forward, key=lambda op: len(behind([op])))
+    for before, after in itertools.pairwise(order):
+        assert before in behind([after])
 
 
 def layers(w, x):

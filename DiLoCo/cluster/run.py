@@ -210,9 +210,8 @@ class Run:
             with self.recovering():
                 while self.left > 0:  # a ps was lost, and older weights are restored
                     self.log(*self.calls.make(self.session, self.left))
-                self.message["loss"] = self.report.loss_sum / max(
-                    1, self.report.rounds_made
-                )
+                rounds_made = max(1, self.report.rounds_made)
+                self.message["loss"] = self.report.loss_sum / rounds_made
                 self.link.tell(**self.message)
                 if self.chief:
                     found = {"loss_per_worker": self._collect()}

@@ -23,7 +23,7 @@ class Stats:
     """The global step and the counters: variables on ps 0, and what a round does.
 
     A scheme may add to `on_begin`, operations of a worker before its first round in a
-    session, and to `looks`, functions of a worker's Link that return a link.Beat.looks.
+    session, and to `looks`, functions of a worker's Link that return one of Beat.looks.
     """
 
     def __init__(self, args):
@@ -110,7 +110,9 @@ class Stats:
         """
         with tf.device(self.device):
             up = [size(tensor) for tensor in pushed] if sent is None else []
-            # Whoever has the lock does not wait for what another ps has.
+            # Whoever has the lock does not wait for what another ps has. Of the sizes
+            # not for the first, nor for their sum: TensorFlow rewrites these, and
+            # forgets who waits for them.
             after = [x for x in (pushed[0], *up[1:], seen, sent) if tf.is_tensor(x)]
             if sent is None:
                 sent = sum(up), size(*tf.nest.flatten(pulled))
@@ -132,10 +134,9 @@ class Stats:
         """Adds a row to this worker's if it `counts`, time, staleness if `applied`."""
         now, one = tf.timestamp(), tf.cast(applied, tf.int64)
         times = tf.stack([-now, now]) + tf.cast(1 - one, tf.float64) * UNKNOWN
+        row = row * tf.cast(counts, tf.int64)
         return [
-            self.scatter(
-                "Add", self.counters, self.me, row * tf.cast(counts, tf.int64)
-            ),
+            self.scatter("Add", self.counters, self.me, row),
             self.scatter("Max", self.stalest, self.me, one * staleness),
             self.scatter("Max", self.times, self.me, times),
         ]
