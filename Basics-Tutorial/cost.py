@@ -12,6 +12,8 @@ The formulas are of the scripts of this guide: a call of `session.run` has up to
 rounds, a worker pulls, computes a gradient, pushes, and pulls again without asking.
 The minimum over bounds is that of Denning and Buzen, The operational analysis of
 queueing network models, ACM Computing Surveys 10(3), 1978. Only Python and NumPy.
+
+docs/play/cost.js is the same in JavaScript; a test compares their events.
 """
 
 import collections
@@ -23,9 +25,12 @@ import math
 import numpy as np
 
 NOBODY_WAITS = ("HogWild", "Gradient-Compression", "AEASGD")
+GOSSIP = "Gossip-SGD"
+MORE = ("Dynamic-SGD", "DOWNPOUR-Easy", "AGN", GOSSIP)  # not compared with real runs
 BOUNDED, BARRIER = "Stale-Synchronous-Parallel", "Synchronous-SGD"
 PEERS = ("Ring-All-Reduce", "Local-SGD", "DiLoCo")
-WINDOWS = ("AEASGD", "Local-SGD", "DiLoCo")  # T local steps in a round
+# T local steps in a round
+WINDOWS = ("AEASGD", "Local-SGD", "DiLoCo", "DOWNPOUR-Easy", "AGN")
 SCHEMES = (*NOBODY_WAITS, BOUNDED, BARRIER, *PEERS)
 CALL = 1.0  # seconds: a call has as many rounds as fit, and so often there is a look
 
@@ -78,10 +83,15 @@ class Setup:
     staleness: int = 4  # s of Stale-Synchronous-Parallel
     keep: float = 0.01  # share of the elements that Gradient-Compression pushes
     costs: Costs = Costs()
+    slow: tuple = ()  # how many times as long each worker's take; (): straggler says
+    near: int = 0  # workers at the place of the ps: only the others have the latency
+    kills: tuple = ()  # (worker, when it dies, seconds until it begins again)
 
     def __post_init__(self):
-        if self.scheme not in SCHEMES:
-            raise ValueError(f"{self.scheme!r} is not one of {', '.join(SCHEMES)}")
+        if self.scheme not in SCHEMES + MORE:
+            raise ValueError(
+                f"{self.scheme!r} is not one of {', '.join(SCHEMES + MORE)}"
+            )
         for name in ("workers", "ps", "parameters", "window", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1")
@@ -92,6 +102,10 @@ class Setup:
             raise ValueError("bandwidth, straggler and keep are above 0, keep up to 1")
         if self.replicas is not None and not 1 <= self.replicas <= self.workers:
             raise ValueError("replicas is from 1 to the number of workers")
+        if self.slow and len(self.slow) != self.workers:
+            raise ValueError("slow has a number for each worker")
+        if not 0 <= self.near < self.workers:
+            raise ValueError("near is below the number of workers")
 
     @property
     def steps(self):
@@ -115,6 +129,13 @@ class Setup:
         """Seconds of a round trip."""
         return 2 * self.latency
 
+    def away(self, worker, other=None):
+        """Returns the seconds from a worker to another, or to the ps, one way."""
+        if not self.near:
+            return self.latency
+        there = other is not None and other >= self.near
+        return self.latency if (worker >= self.near) != there else 0.0
+
     def wire(self, size):
         """Returns the seconds that `size` bytes occupy a cable."""
         return 8 * size / self.bandwidth
@@ -125,6 +146,8 @@ class Setup:
 
     def sleep(self, worker):
         """Returns the mean seconds of a worker's gradient."""
+        if self.slow:
+            return self.gradient * self.slow[worker]
         last = worker == self.workers - 1
         return self.gradient * (self.straggler if last else 1.0)
 
@@ -132,6 +155,8 @@ class Setup:
         """Returns the core seconds of a worker for one round, gradients too."""
         if self.scheme in PEERS:
             return self.of_steps() + 2 * (self.workers - 1) * self.of_step(self.whole)
+        if self.scheme == GOSSIP:
+            return self.of_steps() + self.of_average()
         moved = self.whole + self.pushed
         core = self.costs.worker + self.costs.worker_byte * moved + self.of_steps()
         if self.scheme == "Gradient-Compression":
@@ -159,6 +184,10 @@ class Setup:
         """Returns the core seconds of a worker for a step of an all-reduce."""
         return self.costs.step + self.costs.step_byte * size / self.workers
 
+    def of_average(self):
+        """Returns the core seconds of one of two workers that average."""
+        return self.costs.step + self.costs.step_byte * self.whole
+
     def all_reduce(self, size):
         """Returns the seconds of an all-reduce of `size` bytes.
 
@@ -167,7 +196,8 @@ class Setup:
         """
         n, costs = self.workers, self.costs
         share = max(1.0, n / costs.cores) if costs.cores else 1.0
-        sent = self.wire(size / n) + costs.turn * self.latency + self.pauses(size / n)
+        far = costs.turn * self.latency * (2 / n if self.near else 1)  # two are long
+        sent = self.wire(size / n) + far + self.pauses(size / n)
         return 2 * (n - 1) * (share * self.of_step(size) + sent)
 
 
@@ -208,21 +238,23 @@ def formula(setup):
         return _peers(setup)
     if setup.scheme == BARRIER:
         return _barrier(setup)
+    if setup.scheme == GOSSIP:
+        return _gossip(setup)
     return _at_own_pace(setup)
 
 
-def _with_calls(setup, seconds):
+def _with_calls(setup, seconds, trip):
     """Returns the seconds of a round with calls and looks.
 
     R + 2ℓ c / n  in calls of n rounds, and a look after about a second of them.
     """
     n = 1
     for _ in range(3):  # a call of one round comes first, and is the longest for each
-        called = seconds + setup.costs.call * setup.trip / n
+        called = seconds + setup.costs.call * trip / n
         n = rounds_of_a_call(setup, called)
-    called = max(seconds + setup.costs.call * setup.trip / n, 1e-9)
+    called = max(seconds + setup.costs.call * trip / n, 1e-9)
     every = n * called * max(1, int(CALL / (n * called) + 0.5))
-    return called * (1 + setup.costs.look * setup.trip / every)
+    return called * (1 + setup.costs.look * trip / every)
 
 
 def _answer(setup, rounds, busiest, **more):
@@ -268,7 +300,8 @@ def _barrier(setup):
     if setup.costs.cores:
         core = max(core, n * tasks / setup.costs.cores - pulled)
     # R = 8 N M / (S b) + g of the last that counts + 8 N M / (S b) + 2ℓ, all at once
-    seconds = _with_calls(setup, pulled + pushed + setup.trip + core)
+    trip = setup.trip
+    seconds = _with_calls(setup, pulled + pushed + trip + core, trip)
     busy = [pulled + g + up + setup.trip + core for g in own]
     # A worker that comes too late begins again with the newest step.
     rounds = sum(1 / max(seconds, one) for one in busy)
@@ -285,6 +318,31 @@ def _barrier(setup):
     return answer._replace(updates=1 / seconds, examples=examples)
 
 
+def _gossip(setup):
+    n, costs = setup.workers, setup.costs
+    taken = []
+    for k in range(n):
+        # R_k = max(g_k, 2ℓ + 16 M / b) of an even worker, which starts the averages,
+        # and a number from the chief
+        busy, trip = setup.sleep(k) + setup.of_worker(), 2 * setup.away(k, 0) * (k > 0)
+        if k % 2 == 0 and n > 1:
+            average = setup.trip + 2 * setup.wire(setup.whole) + setup.of_average()
+            busy = max(busy, average)
+        taken.append(_with_calls(setup, busy + trip + costs.ps, trip))
+    rounds = sum(1 / one for one in taken)
+    stale = sum((rounds - 1 / one) * one for one in taken) / n
+    starts = sum(1 / one for one in taken[::2]) * (n > 1)
+    return _answer(
+        setup,
+        rounds,
+        starts * setup.whole / max(1, n // 2),
+        staleness=stale,
+        most=math.ceil(stale),
+        waits=[0.0] * n,
+        limit="workers",
+    )
+
+
 def _at_own_pace(setup):
     n, costs, elastic = setup.workers, setup.costs, setup.scheme == "AEASGD"
     down, up = (
@@ -292,15 +350,19 @@ def _at_own_pace(setup):
         for size in (setup.whole, setup.pushed)
     )
     core = setup.of_worker() + setup.of_ps()
+    trips = [2 * setup.away(k) for k in range(n)]
     steps = [setup.steps * setup.sleep(k) for k in range(n)]
     # R_k = T g_k + 2ℓ + 8 (M + M') / b, alone on the cables. An elastic difference goes
     # up while its worker makes its local steps.
-    alone = [g + core + setup.trip + down + up * (not elastic) for g in steps]
+    alone = [
+        g + core + trip + down + up * (not elastic)
+        for g, trip in zip(steps, trips, strict=True)
+    ]
     # D_k, from the moment in which a pull reads w to that in which its push counts
     seen = alone
     if elastic:
-        seen = [setup.trip + down + up + core - setup.of_steps()] * n
-    taken = [_with_calls(setup, one) for one in alone]
+        seen = [trip + down + up + core - setup.of_steps() for trip in trips]
+    taken = [_with_calls(setup, *one) for one in zip(alone, trips, strict=True)]
     waits = [0.0] * n
     if setup.scheme == BOUNDED:
         # In the long run nobody is faster than the slowest.
@@ -349,7 +411,8 @@ def simulate(setup, seconds=None, seed=0):
 
     `seconds` None: 20 rounds and 10 s. The first fifth of it is not counted. A bar is
     (worker, kind, start, end), of the whole run; kinds are wait, pull, gradient, push,
-    all-reduce, and call for what comes between the rounds.
+    all-reduce, and call for what comes between the rounds. `seed` may also be what has
+    `uniform` and `gamma`, like a generator of NumPy.
     """
     if seconds is None:
         known = formula(setup)
@@ -367,7 +430,8 @@ class Simulation:
     """
 
     def __init__(self, setup, seed):
-        self.setup, self.random = setup, np.random.default_rng(seed)
+        own = hasattr(seed, "gamma")
+        self.setup, self.random = setup, seed if own else np.random.default_rng(seed)
         self.now, self.heap, self.number = 0.0, [], itertools.count()
         self.free = {}  # when the servers of a cable or of cores are free
         self.bars = []
@@ -376,14 +440,19 @@ class Simulation:
         self.count = 0  # updates of the center variable
         self.clocks = [0] * setup.workers  # rounds completed, of BOUNDED
         self.taken, self.waiting = 0, []  # gradients of the open step; who waits
-        self.ready, self.reduced = 0, 0.0
-        kinds = {BARRIER: self.barrier, **dict.fromkeys(PEERS, self.peer)}
+        self.there = set(range(setup.workers))
+        self.ready, self.reduced = set(), 0.0  # who has come to an all-reduce; its end
+        kinds = {BARRIER: self.barrier, GOSSIP: self.gossip}
+        kinds.update(dict.fromkeys(PEERS, self.peer))
         process = kinds.get(setup.scheme, self.at_own_pace)
         alone = setup.workers / formula(setup).rounds
-        for worker in range(setup.workers):
+        self.processes = [process(worker) for worker in range(setup.workers)]
+        for one in self.processes:
             # Workers do not begin at one moment, apart from those of a ring.
             begin = 0.0 if setup.scheme in PEERS else self.random.uniform(0, alone)
-            heapq.heappush(self.heap, (begin, next(self.number), process(worker)))
+            heapq.heappush(self.heap, (begin, next(self.number), one))
+        for kill in setup.kills:
+            self.begin(self.kill(process, *kill))
 
     # Events
 
@@ -408,6 +477,23 @@ class Simulation:
                 when = max(wanted, self.now)
                 heapq.heappush(self.heap, (when, next(self.number), process))
 
+    def kill(self, process, worker, when, back):
+        """A worker dies; another begins in its place, `back` seconds later."""
+        yield when
+        # A ring is lost as a whole. Local-SGD and DiLoCo go on with those who are left.
+        ring = self.setup.scheme == PEERS[0]
+        dead = range(self.setup.workers) if ring else [worker]
+        for one in dead:
+            self.processes[one].close()
+        self.there.difference_update(dead)
+        self.ready.difference_update(dead)
+        self.all_reduce()
+        yield self.now + back
+        for one in dead:
+            self.processes[one] = process(one)
+            self.begin(self.processes[one])
+        self.there.update(dead)
+
     def use(self, what, seconds, servers=1, start=0.0):
         """Returns when something is done that takes a server of `what` so long."""
         free = self.free.setdefault(what, [0.0] * servers)
@@ -420,7 +506,7 @@ class Simulation:
         cores = self.setup.costs.cores
         return self.use("cores" if cores else host, seconds, cores or 1)
 
-    def send(self, ways, size):
+    def send(self, ways, size, latency):
         """Sends `size` bytes on each of the ways (host, other); a part of a process.
 
         Who shares a cable gets an equal part of it: a message is sent in parts.
@@ -434,7 +520,7 @@ class Simulation:
                 for (_, other), end in zip(ways, left, strict=True)
             ]
             yield max(left)
-        yield max(arrived) + self.setup.latency + self.setup.pauses(size)
+        yield max(arrived) + latency + self.setup.pauses(size)
 
     # What a worker does; each is a part of a process
 
@@ -452,7 +538,7 @@ class Simulation:
         seen = self.count
         yield max(ready)
         ways = [(("ps", j), worker) for j in range(setup.ps)]
-        yield from self.send(ways, setup.whole / setup.ps)
+        yield from self.send(ways, setup.whole / setup.ps, setup.away(worker))
         self.bar(worker, "pull", start)
         return seen
 
@@ -474,7 +560,7 @@ class Simulation:
         """A push, until it is on the ps."""
         setup, start = self.setup, self.now
         ways = [(worker, ("ps", j)) for j in range(setup.ps)]
-        yield from self.send(ways, setup.pushed / setup.ps)
+        yield from self.send(ways, setup.pushed / setup.ps, setup.away(worker))
         yield max(
             self.compute(("ps", j), setup.of_ps(j == 0) / 2) for j in range(setup.ps)
         )
@@ -496,18 +582,19 @@ class Simulation:
     def calls(self, worker, one_round):
         """Makes rounds for ever, some to a call, with a look now and then."""
         setup, seconds, looked = self.setup, CALL, self.now
+        trip = 2 * setup.away(worker)
         while True:
             start = self.now
             size = rounds_of_a_call(setup, seconds)
             # No look is due after a call that would end half too late.
-            yield self.now + setup.costs.call * setup.trip
+            yield self.now + setup.costs.call * trip
             self.bar(worker, "call", start)
             for _ in range(size):
                 yield from one_round()
             seconds = (self.now - start) / size
             if self.now - looked + size * seconds / 2 > CALL:
                 start = self.now
-                yield self.now + setup.costs.look * setup.trip
+                yield self.now + setup.costs.look * trip
                 self.bar(worker, "call", start)
                 looked = self.now
 
@@ -531,7 +618,8 @@ class Simulation:
 
         def elastic():
             start = self.now
-            yield self.now + setup.latency  # it says to ps 0 that its steps are done
+            # It says to ps 0 that its steps are done.
+            yield self.now + setup.away(worker)
             self.bar(worker, "pull", start)
             while sent:
                 yield from self.wait(worker, sent[0])
@@ -579,18 +667,14 @@ class Simulation:
 
         def one_round():
             yield from self.gradients(worker)
-            self.ready += 1
-            if self.ready < setup.workers:
+            self.ready.add(worker)
+            if not self.all_reduce():
                 yield from self.wait(worker, self.waiting)
-            else:
-                self.ready = 0
-                self.reduced = self.now + setup.all_reduce(setup.whole)
-                self.wake(self.waiting)
             start = self.now
             yield self.reduced
             self.bar(worker, "all-reduce", start)
             self.pushes.append((self.now, worker, 0))
-            if worker == 0:
+            if worker == min(self.there):
                 self.opened.append(self.now)
 
         while True:
@@ -603,6 +687,48 @@ class Simulation:
                 for _ in range(size):
                     yield from one_round()
                 seconds = (self.now - start) / size
+
+    def all_reduce(self):
+        """Begins an all-reduce if all have come; says whether they have."""
+        if not self.ready or self.ready != self.there:
+            return False
+        self.ready.clear()
+        self.reduced = self.now + self.setup.all_reduce(self.setup.whole)
+        self.wake(self.waiting)
+        return True
+
+    def gossip(self, worker):
+        """Gossip-SGD on a ring: an even worker averages while it computes."""
+        setup, n = self.setup, self.setup.workers
+        near = sorted({(worker - 1) % n, (worker + 1) % n})
+        near = [j for j in near if (j - worker) % 2] * (worker % 2 == 0)
+        under_way, chief = [], 2 * setup.away(worker, 0) * (worker > 0)
+
+        def one_round():
+            seen, averaged = self.count, []
+            if near:
+                j = near[int(self.random.uniform(0, len(near)))]
+                under_way.append(averaged)
+                self.begin(average(j, averaged))
+            yield from self.gradients(worker, setup.of_worker() - setup.of_steps())
+            while under_way:
+                yield from self.wait(worker, under_way[0])
+            start = self.now
+            yield self.now + chief / 2  # the chief gives the update its number
+            yield self.compute(0, setup.costs.ps)
+            self.counted(worker, seen)
+            yield self.now + chief / 2
+            self.bar(worker, "call", start)
+
+        def average(j, averaged):
+            for ways in ((worker, j), (j, worker)):
+                yield from self.send([ways], setup.whole, setup.away(*ways))
+                if ways[0] == worker:
+                    yield self.compute(j, setup.of_average())
+            under_way.remove(averaged)
+            self.wake(averaged)
+
+        yield from self.calls(worker, one_round)
 
     # Result
 
@@ -624,6 +750,9 @@ class Simulation:
         sent = max(setup.whole, setup.pushed) / setup.ps
         if setup.scheme in PEERS:
             sent = 2 * (setup.workers - 1) / setup.workers**2 * setup.whole
+        if setup.scheme == GOSSIP:
+            sent = sum(each[::2]) / max(1, rounds * span) * setup.whole
+            sent *= (setup.workers > 1) / max(1, setup.workers // 2)
         return Answer(
             updates=updates,
             rounds=rounds,

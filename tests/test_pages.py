@@ -79,6 +79,8 @@ def broken_links(page: Path, text: str) -> list[str]:
             target = target / "README.md" if anchor else target
         if not target.exists() or REPO not in [target, *target.parents]:
             found.append(link)
+        elif target.suffix == ".html":
+            continue  # what follows # says what it shows, see test_play.py
         elif anchor and anchor not in anchors(target.read_text()):
             found.append(link)
     return found

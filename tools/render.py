@@ -29,6 +29,7 @@ REPO = Path(__file__).resolve().parent.parent
 WIDTHS = (860, 1280)  # px
 PAGES = ("*.md", "docs/*.md", "*/README.md", "*/*/README.md")
 PACKAGES = {
+    "axe-core": "4.14.1",  # for tests/test_play.py
     "github-markdown-css": "5.9.0",
     "katex": "0.19.1",
     "mermaid": "11.17.2",

@@ -1,0 +1,338 @@
+// The page: builds its fields, runs both sides when something changes, and plays them.
+
+(() => {
+  const { PRESETS, QUESTIONS, SCHEMES, CLUSTER, SIDE, MEASURED, ms, few } = play;
+  const { KINDS, draw, curves, worker_at } = timeline_picture;
+  const SIDES = ["a", "b"], byId = (id) => document.getElementById(id);
+  let now, runs, at = 0, playing = null, question = null, picked = null;
+
+  /** Returns a new element with attributes, or `on…` functions, and children. */
+  function element(name, attributes = {}, ...children) {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (key.startsWith("on")) made[key] = value;
+      else if (value !== null && value !== false) made.setAttribute(key, value);
+    }
+    made.append(...children);
+    return made;
+  }
+
+  // --- State --------------------------------------------------------------------
+
+  /** Returns a state as the changes that make it. */
+  function flat(state) {
+    const found = { ...state, a: state.a.scheme, b: state.b.scheme };
+    for (const side of SIDES) {
+      for (const [key, value] of Object.entries(state[side])) found[`${side}.${key}`] = value;
+    }
+    return found;
+  }
+
+  function set(changes, without = "") {
+    const kept = Object.entries(flat(now)).filter(([key]) => !without || !key.startsWith(without));
+    now = play.state({ ...Object.fromEntries(kept), ...changes });
+    leave_question();
+    address(play.to_hash(now));
+    later();
+  }
+
+  function address(hash) {
+    history.replaceState(null, "", `#${hash}`);
+  }
+
+  function leave_question() {
+    if (question === null) return;
+    question = null;
+    at = Infinity;
+  }
+
+  function load() {
+    const asked = /^#question-([1-8])$/.exec(location.hash);
+    question = asked ? Number(asked[1]) - 1 : null;
+    picked = null;
+    now = asked ? play.state(QUESTIONS[question].on) : play.from_hash(location.hash);
+    at = asked ? 0 : Infinity;
+    refresh();
+  }
+
+  function open(hash) {
+    address(hash);
+    load();
+  }
+
+  let timer = null;
+  function later() {
+    clearTimeout(timer);
+    timer = setTimeout(refresh, 80);
+  }
+
+  /** Runs both sides, and shows all that depends on it. */
+  function refresh() {
+    clearTimeout(timer);
+    stop();
+    runs = Object.fromEntries(SIDES.map((side) => [side, play.run(now, side)]));
+    for (const run of Object.values(runs)) {
+      run.longest = run.simulation.bars.reduce((most, bar) => Math.max(most, bar.end - bar.start), 0);
+      run.total = run.answer();
+    }
+    at = Math.min(at, now.seconds);
+    show_case();
+    show_fields();
+    show_sides();
+    byId("worth").textContent = play.window_worth(now);
+    const stale = SIDES.map((side) => `${few(runs[side].total.staleness)} in ${name_of(side)}`);
+    byId("stale").textContent = `Here it is ${stale.join(", and ")}.`;
+    const waits = SIDES.map((side) => `${Math.round(100 * runs[side].total.waited)} % in ${name_of(side)}`);
+    byId("waited").textContent = `Of their time, the workers here wait ${waits.join(", and ")}.`;
+    show_commands();
+    paint();
+  }
+
+  function name_of(side) {
+    const own = now[side], more = [];
+    if (own.window) more.push(`T = ${own.window}`);
+    if ("bound" in own) more.push(`s = ${own.bound}`);
+    if (own.backup) more.push(`${own.backup} backup worker${own.backup > 1 ? "s" : ""}`);
+    return [own.scheme, ...more].join(", ");
+  }
+
+  // --- The case: a preset, or a question -----------------------------------------
+
+  function show_case() {
+    const hash = play.to_hash(now), list = byId("presets");
+    const same = PRESETS.find((one) => question === null && play.to_hash(play.state(one.on)) === hash);
+    const button = (title, pressed, onclick) =>
+      element("button", { type: "button", "aria-pressed": String(pressed), onclick }, title);
+    const focused = [...list.children].indexOf(document.activeElement);
+    list.replaceChildren(
+      ...PRESETS.map((one) => button(one.title, one === same, () => open(one.id))),
+      button("Eight questions", question !== null, () => open("question-1")));
+    if (focused >= 0) list.children[focused].focus();
+    const place = byId("case");
+    if (question !== null) place.replaceChildren(...question_of());
+    else if (same) place.replaceChildren(element("p", {}, same.told), measured_of(same));
+    else place.replaceChildren(element("p", {}, "Your own cluster. Its address is in the bar above, to be sent to others."));
+  }
+
+  function measured_of(preset) {
+    const found = play.compare(preset), [one, two] = preset.measured;
+    const show = (x) => Number(x.toPrecision(2)).toLocaleString("en");
+    const off = Math.round(100 * Math.abs(found.off));
+    const ratio = (x) => (x < 1 ? `1 : ${show(1 / x)}` : `${show(x)} : 1`);
+    const link = element("a", { href: MEASURED[preset.link] }, "Measured");
+    return element("p", { class: "measured" }, link,
+      ` with real processes: ${one.toLocaleString("en")} and ${two.toLocaleString("en")}, which is ${ratio(found.real)} (${preset.what}). The simulation has ${ratio(found.ratio)}`,
+      off <= 25 ? "." : `, which is ${off} % off. ${preset.leaves}`);
+  }
+
+  function question_of() {
+    const asked = QUESTIONS[question], done = at >= now.seconds;
+    const options = [["a", name_of("a")], ["b", name_of("b")], ["same", "about the same"]];
+    const choose = (value) => () => { picked = value; byId("ask").disabled = false; };
+    const fields = options.map(([value, text]) => element("label", {},
+      element("input", { type: "radio", name: "answer", value, onchange: choose(value),
+        ...(picked === value ? { checked: "" } : {}) }), text));
+    const ask = element("button", { type: "button", id: "ask", class: "go", onclick: () => start(0),
+      ...(picked === null ? { disabled: "" } : {}) }, "Play");
+    const found = [element("p", {}, element("strong", {}, `Question ${question + 1} of 8. `), asked.told),
+      element("fieldset", { class: "choices" },
+        element("legend", {}, "Which one reaches the goal first?"), ...fields, ask)];
+    const verdict = element("div", { id: "verdict", role: "status" });
+    if (done && picked !== null) verdict.append(...verdict_of(asked));
+    return [...found, verdict];
+  }
+
+  function verdict_of(asked) {
+    const right = picked === play.first(runs.a, runs.b);
+    const told = SIDES.map((side) => `${name_of(side)} ${reached_by(runs[side])}`).join(", ");
+    const next = (question + 1) % QUESTIONS.length;
+    return [element("p", {}, element("strong", {}, right ? "Right. " : "Not so. "), `${told}. ${asked.why}`),
+      element("button", { type: "button", class: "go", onclick: () => open(`question-${next + 1}`) },
+        next ? "Next question" : "Begin again")];
+  }
+
+  function reached_by(run) {
+    if (run.reached !== null) return `reaches the goal after ${few(run.reached)} s`;
+    return run.diverged ? "diverges" : `does not reach it in ${now.seconds} s`;
+  }
+
+  // --- Fields ---------------------------------------------------------------------
+
+  /** Returns a labelled field; `change(value)` is called with what it becomes. */
+  function field(id, known, value, change, slider) {
+    if (known.choices) {
+      const options = Object.entries(known.choices)
+        .sort(([a], [b]) => a - b)
+        .map(([key, text]) => element("option", { value: key, ...(Number(key) === value ? { selected: "" } : {}) }, text));
+      const select = element("select", { id, onchange: (e) => change(Number(e.target.value)) }, ...options);
+      return element("label", { class: "field" }, element("span", {}, known.label), select);
+    }
+    const { min, max, step } = known, shown = element("output", {}, String(value));
+    const input = element("input", { id, type: slider ? "range" : "number", min, max,
+      step: slider ? step : "any", value });
+    input.oninput = () => {
+      shown.textContent = input.value;
+      if (input.value !== "") change(Number(input.value));
+    };
+    return element("label", { class: "field" }, element("span", {}, known.label, ...(slider ? [" ", shown] : [])), input);
+  }
+
+  /** Puts fields into a place, unless one of them is being used. */
+  function put(place, fields) {
+    const active = document.activeElement;
+    if (place.contains(active) && active.type !== "checkbox") {
+      const fresh = fields.find((one) => one.querySelector(`[id="${active.id}"]`));
+      if (fresh && place.children.length === fields.length) {
+        [...place.children].forEach((old, k) => { if (!old.contains(active)) old.replaceWith(fields[k]); });
+        return;
+      }
+    }
+    place.replaceChildren(...fields);
+  }
+
+  function show_fields() {
+    const of = (key) => field(key, CLUSTER[key], now[key], (value) => set({ [key]: value }), true);
+    put(byId("cluster"), Object.keys(CLUSTER).map(of));
+    put(byId("speeds"), now.slow.map((times, k) => {
+      const known = { label: `worker ${k}, times`, min: 1, max: 8, step: 0.5 };
+      return field(`slow-${k}`, known, times, (value) => slow_down(k, value), true);
+    }));
+  }
+
+  function slow_down(worker, times) {
+    set({ slow: now.slow.map((old, k) => (k === worker ? times : old)) });
+  }
+
+  function show_sides() {
+    for (const side of SIDES) {
+      const own = now[side], schemes = Object.fromEntries(Object.keys(SCHEMES).map((one) => [one, one]));
+      const select = element("select", { id: `${side}-scheme`, "aria-label": `Scheme ${side.toUpperCase()}`,
+        onchange: (e) => set({ [side]: e.target.value }, `${side}.`) },
+        ...Object.keys(schemes).map((one) => element("option", { ...(one === own.scheme ? { selected: "" } : {}) }, one)));
+      const fields = Object.keys(SIDE).filter((key) => key in own).map((key) =>
+        field(`${side}-${key}`, SIDE[key], own[key], (value) => set({ [`${side}.${key}`]: value })));
+      put(byId(`${side}-fields`), [element("div", { class: "field scheme" }, select), ...fields]);
+      byId(`${side}-told`).replaceChildren(play.explain(now, side, runs[side].total), " ",
+        element("a", { href: `../../${own.scheme}/README.md` }, `More on ${own.scheme}`));
+      const whole = runs[side].whole ? "" : `Only the first ${few(runs[side].end)} s of so many events are simulated.`;
+      byId(`${side}-cut`).textContent = whole;
+    }
+    for (const place of ["name", "key", "head"]) {
+      for (const side of SIDES) byId(`${place}-${side}`).textContent = name_of(side);
+    }
+  }
+
+  function show_commands() {
+    for (const side of SIDES) byId(`command-${side}`).textContent = play.command(now, side);
+    const hosts = now.trip > 0 || now.bandwidth < 1000;
+    byId("hosts").hidden = !hosts;
+  }
+
+  // --- Pictures and numbers ---------------------------------------------------------
+
+  /** Returns how many seconds the lanes show: a few rounds of the slowest worker. */
+  function span() {
+    const slowest = Math.max(...now.slow) * now.gradient / 1000;
+    const rounds = SIDES.map((side) => {
+      const { setup } = runs[side];
+      return slowest * setup.steps + setup.trip + 2 * setup.wire(setup.whole);
+    });
+    return Math.min(now.seconds, Math.max((12 * now.gradient) / 1000, 2.4 * Math.max(...rounds)));
+  }
+
+  const ROWS = [
+    ["Goal reached after", (run) => (run.reached !== null && run.reached <= at ? `${few(run.reached)} s`
+      : at < run.end ? "not yet" : run.diverged ? "never: diverges" : `not in ${now.seconds} s`)],
+    ["Updates a second", (run, found) => few(found.updates)],
+    ["Examples a second", (run, found) => Math.round(found.examples).toLocaleString("en")],
+    ["Staleness: mean, most", (run, found) => `${few(found.staleness)}, ${found.most}`],
+    ["Time that workers wait", (run, found) => `${Math.round(100 * found.waited)} %`],
+    ["Busiest cable", (run, found) => `${few(found.busiest / 1e6)} MB/s, ${Math.round((800 * found.busiest) / run.setup.bandwidth)} % full`],
+  ];
+
+  function show_numbers() {
+    const answers = SIDES.map((side) => (at > 0 ? runs[side].answer(Math.min(at, runs[side].end)) : null));
+    byId("numbers").replaceChildren(...ROWS.map(([title, of]) => element("tr", {},
+      element("th", { scope: "row" }, title),
+      ...SIDES.map((side, k) => element("td", {}, answers[k] ? of(runs[side], answers[k]) : "–")))));
+  }
+
+  let told = 0;
+  function paint(quick = false) {
+    const seen = new Set(), shown = span();
+    for (const side of SIDES) {
+      const canvas = byId(`lanes-${side}`);
+      for (const kind of draw(canvas, runs[side], at, shown)) seen.add(kind);
+    }
+    curves(byId("curves"), runs, null, at, now.seconds, play.TARGET);
+    byId("time").value = at / now.seconds;
+    byId("clock").textContent = `${at.toFixed(2)} s`;
+    if (quick && performance.now() - told < 250) return;
+    told = performance.now();
+    show_numbers();
+    byId("legend").replaceChildren(...Object.entries(KINDS).filter(([kind]) => seen.has(kind)).map(([kind, [fill, word]]) =>
+      element("li", {}, element("span", { class: `swatch ${kind}`, ...(fill ? { style: `background:${fill}` } : {}) }), word)));
+    for (const side of SIDES) {
+      byId(`lanes-${side}`).setAttribute("aria-label", `What each task of ${name_of(side)} does in ${ms(shown)}, up to second ${at.toFixed(1)}. The numbers are in the table below.`);
+    }
+    byId("curves").setAttribute("aria-label", `Loss against time: ${SIDES.map((side) => `${name_of(side)} ${reached_by(runs[side])}`).join("; ")}.`);
+  }
+
+  // --- Playing: slowly at first, to be followed by eye, then faster -------------------
+
+  function start(from) {
+    at = from;
+    playing = { began: performance.now(), last: performance.now(), slow: span() / 4 };
+    byId("play").textContent = "Pause";
+    requestAnimationFrame(tick);
+  }
+  function stop() {
+    playing = null;
+    byId("play").textContent = "Play";
+  }
+  function tick(moment) {
+    if (!playing) return;
+    const gone = Math.max(0, (moment - playing.began) / 1000);
+    const pace = Math.min(playing.slow * 2 ** Math.max(0, gone - 4), now.seconds / 4);
+    at = Math.min(now.seconds, at + pace * Math.max(0, (moment - playing.last) / 1000));
+    playing.last = moment;
+    if (at >= now.seconds) {
+      stop();
+      if (question !== null) show_case();
+    }
+    paint(playing !== null);
+    if (playing) requestAnimationFrame(tick);
+  }
+
+  byId("play").onclick = () => {
+    if (playing) stop();
+    else start(at >= now.seconds ? 0 : at);
+  };
+  byId("time").oninput = (e) => {
+    stop();
+    at = Number(e.target.value) * now.seconds;
+    paint();
+  };
+  for (const side of SIDES) {
+    // A worker's row can be dragged to slow the worker.
+    const canvas = byId(`lanes-${side}`);
+    let held = null;
+    canvas.onpointerdown = (e) => {
+      const worker = worker_at(runs[side].setup, e.offsetY);
+      if (worker === null) return;
+      held = { worker, x: e.clientX, times: now.slow[worker] };
+      canvas.setPointerCapture(e.pointerId);
+    };
+    canvas.onpointermove = (e) => {
+      if (!held) return;
+      const times = Math.round(2 * (held.times + (e.clientX - held.x) / 30)) / 2;
+      const kept = Math.min(8, Math.max(1, times));
+      if (kept !== now.slow[held.worker]) slow_down(held.worker, kept);
+    };
+    canvas.onpointerup = canvas.onpointercancel = () => { held = null; };
+  }
+  window.onhashchange = load;
+  window.onresize = () => paint();
+  matchMedia("(prefers-color-scheme: dark)").onchange = () => paint();
+  load();
+})();
