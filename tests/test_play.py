@@ -163,10 +163,10 @@ def test_the_engine_has_the_events_of_cost_py() -> None:
         for name in ("bars", "pushes", "opened"):
             mine, theirs = getattr(ours, name), found[name]
             assert len(mine) == len(theirs), (setup, name)
-            for a, b in zip(mine, theirs, strict=True):
-                assert a == pytest.approx(b, rel=1e-9, abs=1e-9) or list(
-                    a
-                ) == pytest.approx(b, rel=1e-9, abs=1e-9), (setup, name)
+            if name == "bars":
+                assert [one[:2] for one in mine] == [tuple(one[:2]) for one in theirs]
+                mine, theirs = ([one[2:] for one in two] for two in (mine, theirs))
+            assert np.allclose(mine, theirs, rtol=1e-9, atol=1e-9), (setup, name)
             events += len(mine)
         for name in ("updates", "rounds", "examples", "busiest", "staleness", "most"):
             theirs = found["answer"][name]
@@ -430,6 +430,7 @@ except render.Missing as missing:
 
 
 @pytest.mark.skipif(bool(MISSING) and not launch.THOROUGH, reason=MISSING)
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """Every scheme, preset and question, by file; see play_page.js for what is tried.
@@ -457,4 +458,6 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["faults"] == []
     assert found["shown"] >= 12 + 6 + 8
-    assert found["frames"] > 50  # of 60 a second
+    # Other tests may have the cores, so what counts is the time of a frame's own work.
+    assert found["frame"] < 8  # ms, of the 16.7 that 60 frames a second leave
+    assert found["frames"] > 15

@@ -387,9 +387,8 @@ const cost = (() => {
         sim.together = null;
         sim.bar(worker, "all-reduce", start);
         sim.pushes.push({ time: sim.now, worker, stale: 0 });
-        const first = worker === Math.min(...sim.there);
-        if (bar) bar.update = sim.opened.length + (first ? 1 : 0);
-        if (first) sim.opened.push(sim.now);
+        if (bar) bar.update = sim.count;
+        if (worker === Math.min(...sim.there)) sim.opened.push(sim.now);
       }
       for (;;) {
         let start = this.now;
@@ -407,6 +406,7 @@ const cost = (() => {
       const { ready, there } = this;
       if (!ready.size || ready.size !== there.size) return false;
       this.together = [...ready].sort((a, b) => a - b);
+      this.count += 1;
       ready.clear();
       this.reduced = this.now + this.setup.all_reduce(this.setup.whole);
       this.wake(this.waiting);

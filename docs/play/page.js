@@ -51,7 +51,8 @@
     question = asked ? Number(asked[1]) - 1 : null;
     picked = null;
     now = asked ? play.state(QUESTIONS[question].on) : play.from_hash(location.hash);
-    at = asked ? 0 : Infinity;
+    const [kill] = play.setup_of(now, "a").kills;
+    at = asked ? 0 : kill ? kill[1] + 0.8 * kill[2] : Infinity;
     refresh();
   }
 
@@ -111,7 +112,7 @@
     const place = byId("case");
     if (question !== null) place.replaceChildren(...question_of());
     else if (same) place.replaceChildren(element("p", {}, same.told), measured_of(same));
-    else place.replaceChildren(element("p", {}, "Your own cluster. Its address is in the bar above, to be sent to others."));
+    else place.replaceChildren(element("p", {}, "Your own cluster: change it, and see which scheme gains. The address above holds all that is set, so that you can send it to somebody."));
   }
 
   function measured_of(preset) {
@@ -132,7 +133,7 @@
     const fields = options.map(([value, text]) => element("label", {},
       element("input", { type: "radio", name: "answer", value, onchange: choose(value),
         ...(picked === value ? { checked: "" } : {}) }), text));
-    const ask = element("button", { type: "button", id: "ask", class: "go", onclick: () => start(0),
+    const ask = element("button", { type: "button", id: "ask", class: "go", onclick: ask_for,
       ...(picked === null ? { disabled: "" } : {}) }, "Play");
     const found = [element("p", {}, element("strong", {}, `Question ${question + 1} of 8. `), asked.told),
       element("fieldset", { class: "choices" },
@@ -140,6 +141,11 @@
     const verdict = element("div", { id: "verdict", role: "status" });
     if (done && picked !== null) verdict.append(...verdict_of(asked));
     return [...found, verdict];
+  }
+
+  function ask_for() {
+    byId("stage").scrollIntoView();
+    start(0);
   }
 
   function verdict_of(asked) {
@@ -241,20 +247,21 @@
   }
 
   const ROWS = [
-    ["Goal reached after", (run) => (run.reached !== null && run.reached <= at ? `${few(run.reached)} s`
-      : at < run.end ? "not yet" : run.diverged ? "never: diverges" : `not in ${now.seconds} s`)],
-    ["Updates a second", (run, found) => few(found.updates)],
-    ["Examples a second", (run, found) => Math.round(found.examples).toLocaleString("en")],
-    ["Staleness: mean, most", (run, found) => `${few(found.staleness)}, ${found.most}`],
-    ["Time that workers wait", (run, found) => `${Math.round(100 * found.waited)} %`],
-    ["Busiest cable", (run, found) => `${few(found.busiest / 1e6)} MB/s, ${Math.round((800 * found.busiest) / run.setup.bandwidth)} % full`],
+    ["Goal reached after", (run) => (run.reached !== null ? `${few(run.reached)} s`
+      : run.diverged ? "never: diverges" : `not in ${now.seconds} s`)],
+    ["Updates a second", (run) => few(run.total.updates)],
+    ["Examples a second", (run) => Math.round(run.total.examples).toLocaleString("en")],
+    ["Mean staleness", (run) => few(run.total.staleness)],
+    ["Largest staleness", (run) => run.total.most],
+    ["Workers wait", (run) => `${Math.round(100 * run.total.waited)} % of the time`],
+    ["Busiest cable", (run) => `${few(run.total.busiest / 1e6)} MB/s, ${Math.round((800 * run.total.busiest) / run.setup.bandwidth)} %`],
   ];
 
   function show_numbers() {
-    const answers = SIDES.map((side) => (at > 0 ? runs[side].answer(Math.min(at, runs[side].end)) : null));
+    const hidden = question !== null && at < now.seconds;
     byId("numbers").replaceChildren(...ROWS.map(([title, of]) => element("tr", {},
       element("th", { scope: "row" }, title),
-      ...SIDES.map((side, k) => element("td", {}, answers[k] ? of(runs[side], answers[k]) : "–")))));
+      ...SIDES.map((side) => element("td", {}, hidden ? "–" : String(of(runs[side])))))));
   }
 
   let told = 0;
@@ -264,7 +271,7 @@
       const canvas = byId(`lanes-${side}`);
       for (const kind of draw(canvas, runs[side], at, shown)) seen.add(kind);
     }
-    curves(byId("curves"), runs, null, at, now.seconds, play.TARGET);
+    curves(byId("curves"), runs, at, now.seconds, play.TARGET, question !== null);
     byId("time").value = at / now.seconds;
     byId("clock").textContent = `${at.toFixed(2)} s`;
     if (quick && performance.now() - told < 250) return;
@@ -298,7 +305,10 @@
     playing.last = moment;
     if (at >= now.seconds) {
       stop();
-      if (question !== null) show_case();
+      if (question !== null) {
+        show_case();
+        byId("case").scrollIntoView({ block: "nearest" });
+      }
     }
     paint(playing !== null);
     if (playing) requestAnimationFrame(tick);
@@ -333,6 +343,6 @@
   }
   window.onhashchange = load;
   window.onresize = () => paint();
-  matchMedia("(prefers-color-scheme: dark)").onchange = () => paint();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => paint());
   load();
 })();

@@ -168,6 +168,9 @@ const play = (() => {
       const loss = (problem.loss(rule.center()) - least) / from;
       curve.push({ time: end, loss: Number.isFinite(loss) ? loss : Infinity });
     }
+    // A little more, so that what is under way at the end can be drawn.
+    if (whole) simulation.run(end + 4 * Math.max(...range(now.workers).map((k) =>
+      setup.steps * setup.sleep(k) + setup.trip + 2 * setup.wire(setup.whole))), MOST / 10);
     const low = (k) => curve[k].loss <= TARGET;
     const reached = range(curve.length).find((k) => k > 0 && low(k) && low(Math.min(k + 1, curve.length - 1)));
     const diverged = curve[curve.length - 1].loss > 1;
@@ -190,7 +193,7 @@ const play = (() => {
     if (!PEERS.includes(own.scheme) && own.scheme !== GOSSIP) settings.push(`NUM_PS=${now.ps}`);
     if (now.kills) settings.push("MAX_RESTARTS=1");
     if (hosts && now.trip) settings.push(`DELAY=${now.trip / 2}`);
-    if (hosts) settings.push(`RATE=${now.bandwidth}`);
+    if (hosts && now.bandwidth < 10000) settings.push(`RATE=${now.bandwidth}`);
     const times = now.slow.map((one) => Number((one * now.gradient / 1000).toFixed(4)));
     const alike = times.every((one) => one === times[0]);
     const flags = [`--learning_rate ${own.rate}`,
@@ -199,6 +202,7 @@ const play = (() => {
     if ("bound" in own) flags.push(`--staleness ${own.bound}`);
     if (own.backup) flags.push(`--replicas_to_aggregate ${now.workers - own.backup}`);
     if (own.keep) flags.push(`--keep ${own.keep}`);
+    if (now.kills && ["Local-SGD", "DiLoCo"].includes(own.scheme)) flags.push("--min_workers 1");
     const start = hosts ? "bash Engines/Several-Hosts/run.sh" : "bash run.sh";
     const before = hosts ? ["sudo", ...settings] : settings;
     return [...before, start, own.scheme, ...flags].join(" ");
@@ -207,7 +211,7 @@ const play = (() => {
   // --- Words --------------------------------------------------------------------
 
   const ms = (seconds) => `${Number((1000 * seconds).toPrecision(2))} ms`;
-  const few = (x) => (x < 10 ? x.toFixed(1) : x.toFixed(0));
+  const few = (x) => (x && x < 10 ? x.toFixed(1) : x.toFixed(0));
 
   /** Says what happens in a scheme, with the numbers of a run. */
   function explain(now, side, answer) {
@@ -215,6 +219,7 @@ const play = (() => {
     const wait = Math.max(...answer.waits);
     const waits = wait > 0.002 ? ` Here a worker waits up to ${ms(wait)} in a round (hatched).` : "";
     const old = now.workers > 1 ? ` Its staleness τ is ${few(answer.staleness)} on average.` : "";
+    const dies = (what) => (now.kills ? ` When one is killed, ${what}.` : "");
     const pushes = (what) => `Nobody waits. ${steps}, then pushes ${what}.`;
     const said = {
       HogWild: `Nobody waits. While a worker computes, the others change the weights, and so its gradient is old when it arrives.${old}`,
@@ -227,9 +232,9 @@ const play = (() => {
       [BARRIER]: own.backup
         ? `The ps takes the first ${now.workers - own.backup} gradients of a step. Later ones are thrown away (striped).${waits}`
         : `An update needs a gradient of every worker, so all wait for the slowest.${waits} No gradient is stale.`,
-      "Ring-All-Reduce": `No ps: the workers add up their gradients in a ring. All wait for the slowest.${waits}`,
-      "Local-SGD": `No ps. ${steps}, then all average their weights.${waits}`,
-      DiLoCo: `No ps. ${steps}, then all average how far they moved, and momentum carries it on.${waits}`,
+      "Ring-All-Reduce": `No ps: the workers add up their gradients in a ring. All wait for the slowest.${waits}${dies("all stop until it is back")}`,
+      "Local-SGD": `No ps. ${steps}, then all average their weights.${waits}${dies("the others go on")}`,
+      DiLoCo: `No ps. ${steps}, then all average how far they moved, and momentum carries it on.${waits}${dies("the others go on")}`,
       [GOSSIP]: `No ps. Two workers at a time average their weights, and compute meanwhile.${old}`,
     };
     return said[own.scheme];
@@ -263,9 +268,9 @@ const play = (() => {
   const PRESETS = [
     { id: "one-slow-worker", title: "One slow worker",
       told: "Worker 3 needs four times as long for a gradient. Synchronous-SGD waits for it in every step, HogWild never.",
-      on: { a: "HogWild", b: BARRIER, ...SLOW },
+      on: { a: "HogWild", b: BARRIER, ...SLOW, seconds: 60 },
       what: "gradients a second", link: "clusters", measured: [68, 22] },
-    { id: "two-sites", title: "Two sites, 100 ms apart",
+    { id: "two-sites", title: "Two sites, 100 ms",
       told: "Two workers and the ps are at one site, two workers at another, 100 ms away there and back. Every step of the ring crosses that distance six times.",
       on: { a: "HogWild", b: "Ring-All-Reduce", ...SITES, seconds: 60 },
       what: "gradients a second", link: "clusters", measured: [55, 12] },
@@ -287,7 +292,7 @@ const play = (() => {
         const more = { bandwidth: 1e12, costs: { cores: 2 } };
         return ["a", "b"].map((side) => run(now, side, more).answer().examples);
       } },
-    { id: "come-and-go", title: "Workers that come and go",
+    { id: "come-and-go", title: "Workers come and go",
       told: "Each worker is killed once and comes back. DiLoCo goes on with those who are there, a ring stops until all are.",
       on: { a: "DiLoCo", b: "Ring-All-Reduce", kills: 2 },
       what: "examples of DiLoCo with fewer and fewer workers, and with all four",
@@ -296,7 +301,7 @@ const play = (() => {
         const kills = lost.map((k, i) => [k, 5 * (i + 1), Infinity]);
         return run(state({ a: "DiLoCo" }), "a", { kills }).simulation.answer(0, 20).examples;
       }) },
-    { id: "rate-too-high", title: "A rate too high for this staleness",
+    { id: "rate-too-high", title: "Rate too high",
       told: "With eight workers a gradient is seven updates old. HogWild's steps of 0.4 then go past the goal further each time. Dynamic-SGD divides each step by the staleness plus one.",
       on: { a: "HogWild", b: "Dynamic-SGD", "a.rate": 0.4, "b.rate": 0.4, workers: 8 },
       what: "the largest rate with which HogWild trains, with one worker and with eight",
@@ -307,15 +312,16 @@ const play = (() => {
 
   /** Returns {values, ratio, real, off} of a preset: computed, measured, how far off. */
   function compare(preset) {
+    if (preset.found) return preset.found;
     const values = preset.values ? preset.values() : pair(preset.on);
     const ratio = values[0] / values[1], real = preset.measured[0] / preset.measured[1];
-    return { values, ratio, real, off: ratio / real - 1 };
+    return (preset.found = { values, ratio, real, off: ratio / real - 1 });
   }
 
   // --- Questions, in the order of the reading list --------------------------------
 
   const QUESTIONS = [
-    { on: { a: "HogWild", b: BARRIER, ...SLOW }, answer: "a",
+    { on: { a: "HogWild", b: BARRIER, ...SLOW, seconds: 60 }, answer: "a",
       told: "Worker 3 is four times as slow as the others.",
       why: "In Synchronous-SGD every step waits for worker 3. In HogWild only worker 3 is slow." },
     { on: { a: "HogWild", b: "Dynamic-SGD", "a.rate": 0.4, "b.rate": 0.4, workers: 8 }, answer: "b",

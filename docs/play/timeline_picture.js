@@ -19,11 +19,15 @@ const timeline_picture = (() => {
   const ON_BAR = "#1f2328", LEAST = 1.5; // pixels of a bar
   const FONT = "-apple-system,'Segoe UI','Noto Sans',Helvetica,Arial,sans-serif";
 
-  /** Returns the colours of the page: light or dark. */
+  let known = null; // the colours of the page, until it becomes light or dark
+  if (typeof matchMedia !== "undefined") {
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { known = null; });
+  }
   function look() {
+    if (known) return known;
     const style = getComputedStyle(document.documentElement);
     const of = (name) => style.getPropertyValue(`--${name}`).trim();
-    return { ink: of("ink"), faint: of("faint"), line: of("line"), lane: of("lane"),
+    return known = { ink: of("ink"), faint: of("faint"), line: of("line"), lane: of("lane"),
       page: of("card"), hatch: of("hatch"), a: of("side-a"), b: of("side-b") };
   }
 
@@ -70,25 +74,25 @@ const timeline_picture = (() => {
     const rows = none ? [] : [...Array(setup.ps).keys()].map((j) => [`ps ${j}`, null]);
     for (let k = 0; k < setup.workers; k++) rows.push([`worker ${k}`, k]);
     const [row, gap] = rows.length <= 10 ? [24, 8] : rows.length <= 18 ? [15, 5] : [8, 2];
-    return { rows, row, gap, first: none ? 0 : setup.ps, left: 64, top: 4 };
+    return { rows, row, gap, first: none ? 0 : setup.ps, left: 64, top: 4, apart: none ? 0 : 6 };
   }
 
   /** Returns which worker's row is at y, or null. */
   function worker_at(setup, y) {
-    const { rows, row, gap, top } = rows_of(setup);
-    const found = rows[Math.floor((y - top) / (row + gap))];
+    const { rows, row, gap, top, apart, first } = rows_of(setup);
+    const found = rows[Math.max(first, Math.floor((y - top - apart) / (row + gap)))];
     return found ? found[1] : null;
   }
 
   /** Draws what all tasks did in the `span` seconds before `now`; returns the kinds seen. */
   function draw(canvas, run, now, span) {
     const { setup, simulation } = run, theme = look();
-    const { rows, row, gap, first, left, top } = rows_of(setup);
-    const bottom = top + rows.length * (row + gap), seen = new Set();
+    const { rows, row, gap, first, left, top, apart } = rows_of(setup);
+    const bottom = top + apart + rows.length * (row + gap), seen = new Set();
     const { context, width } = cleared(canvas, bottom + 22);
     const begin = Math.max(0, now - span), right = width - 6;
     const x = (time) => left + ((Math.min(Math.max(time, begin), now) - begin) / span) * (right - left);
-    const y = (index) => top + index * (row + gap);
+    const y = (index) => top + index * (row + gap) + (index >= first ? apart : 0);
     const wait = hatch(context, theme.lane, theme.hatch, 1.3);
     const late = hatch(context, "#ffffff", "#7db9dd", 2.4);
     const fills = { wait, late };
@@ -145,7 +149,8 @@ const timeline_picture = (() => {
     }
     arrows("average");
     context.fillStyle = "#ffffff";
-    simulation.steps.forEach((ends, k) => {
+    const wide = ((setup.gradient * (right - left)) / span) > 5;
+    if (wide) simulation.steps.forEach((ends, k) => {
       for (let i = after(ends, begin); i < ends.length && ends[i] < now; i++) {
         context.fillRect(x(ends[i]) - 0.5, y(first + k), 1, row);
       }
@@ -231,7 +236,7 @@ const timeline_picture = (() => {
 
   function axis(context, begin, span, left, right, y, theme) {
     const times = round_times(begin, span, 4);
-    const unit = span < 1.5 ? [1000, " ms"] : [1, " s"];
+    const unit = begin + span < 1.5 ? [1000, " ms"] : [1, " s"];
     times.forEach((time, k) => {
       const at = left + ((time - begin) / span) * (right - left);
       const text = `${Number((time * unit[0]).toFixed(3)).toLocaleString("en")}${k === 0 ? unit[1] : ""}`;
@@ -240,9 +245,10 @@ const timeline_picture = (() => {
     });
   }
 
-  /** Draws the loss of both sides until `now`, on a scale of powers of ten. */
-  function curves(canvas, runs, names, now, seconds, target) {
-    const theme = look(), height = canvas.clientWidth < 500 ? 220 : 260;
+  /** Draws the loss of both sides on a scale of powers of ten: faint, or `hidden`, after
+      `now`. */
+  function curves(canvas, runs, now, seconds, target, hidden) {
+    const theme = look(), height = canvas.clientWidth < 360 ? 220 : 290;
     const { context, width } = cleared(canvas, height);
     const left = 46, right = width - 12, top = 12, bottom = height - 26;
     const x = (time) => left + (time / seconds) * (right - left);
@@ -266,7 +272,7 @@ const timeline_picture = (() => {
     context.lineTo(right, y(target));
     context.stroke();
     context.setLineDash([]);
-    write(context, `goal: ${target} of the start`, right, y(target) - 9, theme.faint, "right");
+    write(context, "goal", left - 8, y(target) + 1, theme.ink, "right");
     ["a", "b"].forEach((side) => {
       const { curve, reached } = runs[side];
       context.strokeStyle = theme[side];
@@ -276,8 +282,15 @@ const timeline_picture = (() => {
       context.beginPath();
       for (const { time, loss } of curve) if (time <= now) context.lineTo(x(time), y(loss));
       context.stroke();
+      if (!hidden) {
+        context.globalAlpha = 0.3;
+        context.beginPath();
+        for (const { time, loss } of curve) if (time >= now) context.lineTo(x(time), y(loss));
+        context.stroke();
+        context.globalAlpha = 1;
+      }
       context.setLineDash([]);
-      if (reached !== null && reached <= now) {
+      if (reached !== null && (reached <= now || !hidden)) {
         context.fillStyle = theme[side];
         context.beginPath();
         context.arc(x(reached), y(target), 5, 0, 7);
