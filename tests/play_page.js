@@ -72,6 +72,7 @@ async function main() {
       const { violations } = await page.evaluate(() => axe.run());
       wrong(violations.map((one) => `axe: ${one.id}: ${one.nodes.map((n) => n.html).slice(0, 3).join(" ")}`));
       if (plan.pictures) {
+        fs.mkdirSync(plan.pictures, { recursive: true });
         const file = path.join(plan.pictures, `${hash || "first"}-${width}-${scheme}.png`);
         await page.screenshot({ path: file, fullPage: true });
       }
@@ -114,7 +115,7 @@ async function main() {
   await show("question-1", 1280);
   await press("[name=answer]");
   await page.keyboard.press("Space");
-  await press("#ask");
+  await press("#play");
   await page.keyboard.press("Enter");
   const verdict = "document.getElementById('verdict').innerText.startsWith('Right')";
   await page.waitForFunction(verdict, { timeout: 40000 }).catch(() => wrong(["no verdict after the play"]));

@@ -25,12 +25,6 @@ const cost = (() => {
   const sum = (values) => values.reduce((a, b) => a + b, 0);
   const range = (n) => [...Array(n).keys()];
 
-  /** Rounds as Python does: a half goes to the even number. */
-  function round(x) {
-    const up = Math.round(x);
-    return up - x === 0.5 && up % 2 ? up - 1 : up;
-  }
-
   /** Random numbers that are the same everywhere: mulberry32 (T. Ettinger, 2017). */
   class Random {
     constructor(seed) { this.state = seed >>> 0; }
@@ -47,12 +41,8 @@ const cost = (() => {
       const radius = Math.sqrt(-2 * Math.log(this.next()));
       return radius * Math.cos(2 * Math.PI * this.next());
     }
-    /** Marsaglia and Tsang 2000. */
+    /** Marsaglia and Tsang 2000, for a shape of at least 1. */
     gamma(shape, scale) {
-      if (shape < 1) {
-        const power = Math.exp(Math.log(this.next()) / shape);
-        return power * this.gamma(shape + 1, scale);
-      }
       const d = shape - 1 / 3, c = 1 / Math.sqrt(9 * d);
       for (;;) {
         const x = this.normal(), root = 1 + c * x, v = root * root * root;
@@ -72,7 +62,7 @@ const cost = (() => {
       this.peers = PEERS.includes(this.scheme);
       this.steps = WINDOWS.includes(this.scheme) ? this.window : 1;
       this.whole = 4 * this.parameters;
-      const few = 8 * Math.max(1, round(this.keep * this.parameters));
+      const few = 8 * Math.max(1, Math.round(this.keep * this.parameters));
       this.pushed = this.scheme === "Gradient-Compression" ? few : this.whole;
       this.trip = 2 * this.latency;
     }
@@ -137,11 +127,12 @@ const cost = (() => {
       begin within `alone` seconds, those of a ring at one moment. */
   class Simulation {
     constructor(setup, random, rule = null, alone = setup.steps * setup.gradient) {
-      Object.assign(this, { setup, random, rule, now: 0, heap: [], number: 0, count: 0 });
+      Object.assign(this, { setup, random, rule, now: 0, queue: [], count: 0 });
       Object.assign(this, { free: {}, bars: [], pushes: [], opened: [], taken: 0 });
       Object.assign(this, { waiting: [], ready: new Set(), reduced: 0, averages: [] });
       this.together = null; // the workers of an all-reduce that is under way
       this.steps = range(setup.workers).map(() => []); // ends of gradients, to be drawn
+      Object.assign(this, { since: [], lost: [] }); // begun gradients, and those of the killed
       this.clocks = range(setup.workers).map(() => 0);
       this.there = new Set(range(setup.workers));
       const kinds = { [BARRIER]: this.barrier, [GOSSIP]: this.gossip };
@@ -154,33 +145,13 @@ const cost = (() => {
       for (const kill of setup.kills) this.begin(this.kill(process, ...kill));
     }
 
-    // Events: a heap of [time, number, process], the smallest first
+    // Events: [time, process], in order of time, and of their coming if that is the same
 
     add(time, process) {
-      const { heap } = this;
-      const one = [time, this.number++, process];
-      let k = heap.push(one) - 1;
-      for (; k > 0; ) {
-        const parent = (k - 1) >> 1;
-        if (heap[parent][0] <= time) break;
-        heap[k] = heap[parent];
-        k = parent;
-      }
-      heap[k] = one;
-    }
-    pop() {
-      const { heap } = this, first = heap[0], last = heap.pop();
-      const before = (a, b) => a[0] < b[0] || (a[0] === b[0] && a[1] < b[1]);
-      let k = 0;
-      for (; heap.length; ) {
-        let child = 2 * k + 1;
-        if (child + 1 < heap.length && before(heap[child + 1], heap[child])) child++;
-        if (child >= heap.length || !before(heap[child], last)) break;
-        heap[k] = heap[child];
-        k = child;
-      }
-      if (heap.length) heap[k] = last;
-      return first;
+      const { queue } = this;
+      let k = queue.length;
+      while (k > 0 && queue[k - 1][0] > time) k--;
+      queue.splice(k, 0, [time, process]);
     }
     begin(process) { this.add(this.now, process); }
     wake(event) { for (const process of event.splice(0)) this.begin(process); }
@@ -188,8 +159,8 @@ const cost = (() => {
     /** Lets everything happen until then, but at most so many events. */
     run(seconds, most = Infinity) {
       let left = most;
-      for (; this.heap.length && this.heap[0][0] <= seconds && left > 0; left--) {
-        const [now, , process] = this.pop();
+      for (; this.queue.length && this.queue[0][0] <= seconds && left > 0; left--) {
+        const [now, process] = this.queue.shift();
         this.now = now;
         const { value } = process.next();
         if (Array.isArray(value)) value.push(process);
@@ -205,6 +176,8 @@ const cost = (() => {
         this.there.delete(one);
         this.ready.delete(one);
         if (this.rule) this.rule.lose(one);
+        const start = this.since[one];
+        if (start < this.now) this.lost.push({ worker: one, kind: "late", start, end: this.now });
       }
       this.all_reduce();
       yield this.now + back;
@@ -263,6 +236,7 @@ const cost = (() => {
     }
     *gradients(worker, core = 0) {
       const { setup } = this, start = this.now, each = setup.of_steps() / setup.steps;
+      this.since[worker] = start;
       for (let step = 0; step < setup.steps; step++) {
         yield this.compute(worker, each + (step === 0 ? core : 0));
         let seconds = setup.sleep(worker);
@@ -273,6 +247,7 @@ const cost = (() => {
         yield this.now + seconds;
         if (setup.steps > 1) this.steps[worker].push(this.now);
       }
+      this.since[worker] = Infinity;
       return this.bar(worker, "gradient", start);
     }
     *push(worker, quiet = false) {

@@ -51,8 +51,7 @@
     question = asked ? Number(asked[1]) - 1 : null;
     picked = null;
     now = asked ? play.state(QUESTIONS[question].on) : play.from_hash(location.hash);
-    const [kill] = play.setup_of(now, "a").kills;
-    at = asked ? 0 : kill ? kill[1] + 0.8 * kill[2] : Infinity;
+    at = asked ? 0 : Infinity;
     refresh();
   }
 
@@ -76,8 +75,11 @@
       run.longest = run.simulation.bars.reduce((most, bar) => Math.max(most, bar.end - bar.start), 0);
       run.total = run.answer();
     }
+    const [kill] = runs.a.setup.kills;
+    if (at === Infinity && kill) at = kill[1] + 0.6 * span();
     at = Math.min(at, now.seconds);
     show_case();
+    byId("play").disabled = question !== null && picked === null;
     show_fields();
     show_sides();
     byId("worth").textContent = play.window_worth(now);
@@ -86,7 +88,15 @@
     const waits = SIDES.map((side) => `${Math.round(100 * runs[side].total.waited)} % in ${name_of(side)}`);
     byId("waited").textContent = `Of their time, the workers here wait ${waits.join(", and ")}.`;
     show_commands();
+    if (/\.github\.io$/.test(location.hostname)) links_of_pages();
     paint();
+  }
+
+  /** GitHub Pages has a folder's README.md at the folder, and other pages as HTML. */
+  function links_of_pages() {
+    for (const link of document.querySelectorAll("a[href*='.md']")) {
+      link.href = link.href.replace(/README\.md/, "").replace(/\.md/, ".html");
+    }
   }
 
   function name_of(side) {
@@ -112,40 +122,32 @@
     const place = byId("case");
     if (question !== null) place.replaceChildren(...question_of());
     else if (same) place.replaceChildren(element("p", {}, same.told), measured_of(same));
-    else place.replaceChildren(element("p", {}, "Your own cluster: change it, and see which scheme gains. The address above holds all that is set, so that you can send it to somebody."));
+    else place.replaceChildren(element("p", {}, `${play.describe(now)} Change the cluster, and see which scheme gains. The address of this page holds all that is set, so that you can send it to somebody.`));
   }
 
   function measured_of(preset) {
     const found = play.compare(preset), [one, two] = preset.measured;
-    const show = (x) => Number(x.toPrecision(2)).toLocaleString("en");
     const off = Math.round(100 * Math.abs(found.off));
-    const ratio = (x) => (x < 1 ? `1 : ${show(1 / x)}` : `${show(x)} : 1`);
+    const ratio = (x) => (x < 1 ? `1 : ${(1 / x).toPrecision(2)}` : `${x.toPrecision(2)} : 1`);
     const link = element("a", { href: MEASURED[preset.link] }, "Measured");
     return element("p", { class: "measured" }, link,
-      ` with real processes: ${one.toLocaleString("en")} and ${two.toLocaleString("en")}, which is ${ratio(found.real)} (${preset.what}). The simulation has ${ratio(found.ratio)}`,
+      ` with real processes: ${one.toLocaleString("en")} and ${two.toLocaleString("en")} ${preset.what}. That is ${ratio(found.real)}. The simulation has ${ratio(found.ratio)}`,
       off <= 25 ? "." : `, which is ${off} % off. ${preset.leaves}`);
   }
 
   function question_of() {
     const asked = QUESTIONS[question], done = at >= now.seconds;
     const options = [["a", name_of("a")], ["b", name_of("b")], ["same", "about the same"]];
-    const choose = (value) => () => { picked = value; byId("ask").disabled = false; };
+    const choose = (value) => () => { picked = value; byId("play").disabled = false; };
     const fields = options.map(([value, text]) => element("label", {},
       element("input", { type: "radio", name: "answer", value, onchange: choose(value),
         ...(picked === value ? { checked: "" } : {}) }), text));
-    const ask = element("button", { type: "button", id: "ask", class: "go", onclick: ask_for,
-      ...(picked === null ? { disabled: "" } : {}) }, "Play");
     const found = [element("p", {}, element("strong", {}, `Question ${question + 1} of 8. `), asked.told),
       element("fieldset", { class: "choices" },
-        element("legend", {}, "Which one reaches the goal first?"), ...fields, ask)];
+        element("legend", {}, "Which one reaches the goal first? Choose, then press Play."), ...fields)];
     const verdict = element("div", { id: "verdict", role: "status" });
     if (done && picked !== null) verdict.append(...verdict_of(asked));
     return [...found, verdict];
-  }
-
-  function ask_for() {
-    byId("stage").scrollIntoView();
-    start(0);
   }
 
   function verdict_of(asked) {
@@ -254,7 +256,7 @@
     ["Mean staleness", (run) => few(run.total.staleness)],
     ["Largest staleness", (run) => run.total.most],
     ["Workers wait", (run) => `${Math.round(100 * run.total.waited)} % of the time`],
-    ["Busiest cable", (run) => `${few(run.total.busiest / 1e6)} MB/s, ${Math.round((800 * run.total.busiest) / run.setup.bandwidth)} %`],
+    ["Busiest cable, how full", (run) => `${few(run.total.busiest / 1e6)} MB/s, ${Math.round((800 * run.total.busiest) / run.setup.bandwidth)} %`],
   ];
 
   function show_numbers() {
@@ -278,7 +280,8 @@
     told = performance.now();
     show_numbers();
     byId("legend").replaceChildren(...Object.entries(KINDS).filter(([kind]) => seen.has(kind)).map(([kind, [fill, word]]) =>
-      element("li", {}, element("span", { class: `swatch ${kind}`, ...(fill ? { style: `background:${fill}` } : {}) }), word)));
+      element("li", {}, element("span", { class: `swatch ${kind}`, ...(fill ? { style: `background:${fill}` } : {}) }), word)),
+    element("li", {}, "τ: staleness"));
     for (const side of SIDES) {
       byId(`lanes-${side}`).setAttribute("aria-label", `What each task of ${name_of(side)} does in ${ms(shown)}, up to second ${at.toFixed(1)}. The numbers are in the table below.`);
     }

@@ -15,13 +15,15 @@ const play = (() => {
   };
   const FLAGS = "../flags.md";
 
-  // Each scheme: its learning rate, and what a link to it shows: beside what, and where.
+  // Each scheme: its learning rate, and what a link to it shows: beside what, and where. A
+  // new one also has a name in cost.py and cost.js, with a process if its timing is new, a
+  // rule in rules.js, and a sentence in `explain`.
   const SLOW = { slow: [1, 1, 1, 4] }, THIN = { bandwidth: 100 };
   const LARGE = { workers: 8, parameters: 1e6 }, SITES = { trip: 100, sites: 1, bandwidth: 10000 };
   const SCHEMES = {
     HogWild: { rate: 0.1, beside: BARRIER, on: SLOW },
     "Dynamic-SGD": { rate: 0.4, beside: "HogWild", on: { workers: 8, "b.rate": 0.4 } },
-    [BOUNDED]: { rate: 0.1, bound: 4, beside: BARRIER, on: { spread: 1 } },
+    [BOUNDED]: { rate: 0.1, bound: 4, beside: BARRIER, on: { spread: 100 } },
     "DOWNPOUR-Easy": { rate: 0.1, window: 16, beside: "HogWild", on: THIN },
     AGN: { rate: 0.1, window: 5, beside: "DOWNPOUR-Easy", on: THIN },
     AEASGD: { rate: 0.3, window: 16, beside: "HogWild", on: THIN },
@@ -39,15 +41,14 @@ const play = (() => {
   const CLUSTER = {
     workers: number("Workers", 4, 1, 32),
     gradient: number("A gradient takes, ms", 40, 5, 200, 5),
-    spread: number("and varies by, times that", 0, 0, 1, 0.1),
+    spread: number("and varies by, %", 0, 0, 100, 10),
     ps: number("Parameter servers", 1, 1, 4),
     parameters: choice("Parameters", 1e5, { 4810: "4,810", 1e5: "100,000",
       1e6: "1 million", 1e7: "10 million" }),
     bandwidth: choice("A cable carries", 1000, { 10: "10 Mbit/s", 100: "100 Mbit/s",
       1000: "1 Gbit/s", 10000: "10 Gbit/s" }),
-    trip: number("There and back, ms", 0, 0, 200, 10),
-    sites: choice("That distance is", 0, { 0: "between any two machines",
-      1: "between two sites" }),
+    trip: number("Round trip, ms", 0, 0, 200, 10),
+    sites: choice("Far apart are", 0, { 0: "all machines", 1: "two sites" }),
     kills: choice("Killed are", 0, { 0: "no workers", 1: "one worker",
       2: "all workers, in turn" }),
     problem: choice("The problem", 0, { 0: "a quadratic", 1: "logistic regression" }),
@@ -142,7 +143,7 @@ const play = (() => {
     const own = now[side], { workers } = now;
     return new Setup({
       scheme: own.scheme, workers, ps: now.ps, parameters: now.parameters,
-      gradient: now.gradient / 1000, spread: now.spread, slow: now.slow,
+      gradient: now.gradient / 1000, spread: now.spread / 100, slow: now.slow,
       window: own.window || 1, bandwidth: now.bandwidth * 1e6, latency: now.trip / 2000,
       near: now.sites && workers > 1 ? Math.ceil(workers / 2) : 0,
       replicas: own.backup ? workers - own.backup : null,
@@ -240,6 +241,22 @@ const play = (() => {
     return said[own.scheme];
   }
 
+  /** Says what a cluster is like. */
+  function describe(now) {
+    const slow = range(now.workers).filter((k) => now.slow[k] > 1);
+    const parts = [
+      `${now.workers} worker${now.workers > 1 ? "s" : ""}`,
+      ...slow.slice(0, 3).map((k) => `worker ${k} ${now.slow[k]} times as slow`),
+      slow.length > 3 ? "and others slow" : "",
+      now.spread ? "gradients that vary in time" : "",
+      `${CLUSTER.parameters.choices[now.parameters]} parameters`,
+      `cables of ${CLUSTER.bandwidth.choices[now.bandwidth]}`,
+      now.trip ? `${now.trip} ms there and back between ${CLUSTER.sites.choices[now.sites]}` : "",
+      now.kills ? `and ${CLUSTER.kills.choices[now.kills]} killed` : "",
+    ];
+    return `${parts.filter(Boolean).join(", ")}.`;
+  }
+
   /** Says whether a window is worth it in a cluster. */
   function window_worth(now) {
     const setup = setup_of(now, "a", { scheme: "HogWild", replicas: null });
@@ -271,7 +288,7 @@ const play = (() => {
       on: { a: "HogWild", b: BARRIER, ...SLOW, seconds: 60 },
       what: "gradients a second", link: "clusters", measured: [68, 22] },
     { id: "two-sites", title: "Two sites, 100 ms",
-      told: "Two workers and the ps are at one site, two workers at another, 100 ms away there and back. Every step of the ring crosses that distance six times.",
+      told: "Two workers and the ps are at one site, two workers at another, 100 ms away there and back. In each step of the ring the sums cross that distance three times.",
       on: { a: "HogWild", b: "Ring-All-Reduce", ...SITES, seconds: 60 },
       what: "gradients a second", link: "clusters", measured: [55, 12] },
     { id: "100-mbit", title: "100 Mbit/s",
@@ -283,7 +300,7 @@ const play = (() => {
       told: "The cable of one ps carries 31 gradients of a million numbers a second. That is full with four such workers, and 32 push.",
       on: { a: "HogWild", b: "AEASGD", "a.rate": 0.03, "b.window": 32, "b.rate": 0.4,
         workers: 32, parameters: 1e6, gradient: 50, seconds: 60 },
-      what: "examples a second, measured with 24 workers on two shared cores",
+      what: "examples a second, with 24 workers on two shared cores",
       link: "scaling", measured: [6504, 13513],
       leaves: "A core of the simulation does one thing after the other, and loses no time when it changes from one of 25 processes to the next.",
       values: () => {
@@ -295,7 +312,7 @@ const play = (() => {
     { id: "come-and-go", title: "Workers come and go",
       told: "Each worker is killed once and comes back. DiLoCo goes on with those who are there, a ring stops until all are.",
       on: { a: "DiLoCo", b: "Ring-All-Reduce", kills: 2 },
-      what: "examples of DiLoCo with fewer and fewer workers, and with all four",
+      what: "examples, DiLoCo with fewer and fewer workers, and with all four",
       link: "members", measured: [40000, 64000],
       values: () => [[3, 2, 1], []].map((lost) => {
         const kills = lost.map((k, i) => [k, 5 * (i + 1), Infinity]);
@@ -304,7 +321,7 @@ const play = (() => {
     { id: "rate-too-high", title: "Rate too high",
       told: "With eight workers a gradient is seven updates old. HogWild's steps of 0.4 then go past the goal further each time. Dynamic-SGD divides each step by the staleness plus one.",
       on: { a: "HogWild", b: "Dynamic-SGD", "a.rate": 0.4, "b.rate": 0.4, workers: 8 },
-      what: "the largest rate with which HogWild trains, with one worker and with eight",
+      what: "as the largest rate with which HogWild trains, with one worker and with eight",
       link: "claims", measured: [1.2, 0.2],
       leaves: "The curvature of this quadratic is always 1 at most, so one worker trains up to a rate of 2. That of a network changes while it trains.",
       values: () => [1, 8].map(largest_rate) },
@@ -344,11 +361,11 @@ const play = (() => {
       why: "All eight workers send 4 MB through the one cable of the ps, and get 4 MB from it. In the ring each worker only sends to the next one, so all cables carry at the same time." },
     { on: { a: "Ring-All-Reduce", b: "DiLoCo", ...SITES, seconds: 60 }, answer: "b",
       told: "Two sites, 100 ms apart, there and back.",
-      why: "The ring crosses the distance six times in each step. DiLoCo does so once in 25 steps, and computes meanwhile." },
+      why: "In each step of the ring the sums cross the distance three times, one after the other. DiLoCo does this once in 25 steps." },
   ];
 
   return { MEASURED, FLAGS, SCHEMES, CLUSTER, SIDE, TARGET, WINDOWS, PRESETS, QUESTIONS,
     state, clamp, to_hash, from_hash, setup_of, run, first, command, compare,
-    explain, window_worth, ms, few };
+    explain, describe, window_worth, ms, few };
 })();
 if (typeof module !== "undefined") module.exports = play;

@@ -5,7 +5,7 @@ const timeline_picture = (() => {
   // kind: fill, what the legend says, as in the pictures of the folders
   const KINDS = {
     gradient: ["#bfe0f5", "gradient"],
-    late: ["", "thrown away"],
+    late: ["", "thrown away, or lost"],
     pull: ["#0072b2", "pull"],
     push: ["#d55e00", "push"],
     sum: ["#7fceb6", "added to the sum"],
@@ -109,7 +109,7 @@ const timeline_picture = (() => {
       if (!small) write(context, name, left - 8, y(index) + row / 2, theme.ink, "right");
     });
     const bars = simulation.bars, lines = { pull: [], push: [] };
-    const inside = [];
+    const inside = simulation.lost.filter((one) => one.start < now && one.end > begin);
     for (let k = after(bars, begin, "end"); k < bars.length; k++) {
       if (bars[k].end > now + run.longest) break;
       if (bars[k].start < now) inside.push(bars[k]);
@@ -248,7 +248,7 @@ const timeline_picture = (() => {
   /** Draws the loss of both sides on a scale of powers of ten: faint, or `hidden`, after
       `now`. */
   function curves(canvas, runs, now, seconds, target, hidden) {
-    const theme = look(), height = canvas.clientWidth < 360 ? 220 : 290;
+    const theme = look(), height = canvas.clientWidth < 300 ? 230 : 290;
     const { context, width } = cleared(canvas, height);
     const left = 46, right = width - 12, top = 12, bottom = height - 26;
     const x = (time) => left + (time / seconds) * (right - left);
