@@ -579,10 +579,9 @@ class Simulation:
         yield event
         self.bar(worker, "wait", start)
 
-    def calls(self, worker, one_round):
+    def calls(self, worker, one_round, trip):
         """Makes rounds for ever, some to a call, with a look now and then."""
         setup, seconds, looked = self.setup, CALL, self.now
-        trip = 2 * setup.away(worker)
         while True:
             start = self.now
             size = rounds_of_a_call(setup, seconds)
@@ -635,7 +634,8 @@ class Simulation:
             sent.remove(arrived)
             self.wake(arrived)
 
-        yield from self.calls(worker, elastic if setup.scheme == "AEASGD" else plain)
+        one_round = elastic if setup.scheme == "AEASGD" else plain
+        yield from self.calls(worker, one_round, 2 * setup.away(worker))
 
     def barrier(self, worker):
         """Synchronous-SGD: a token for each step, which takes its first gradients."""
@@ -659,7 +659,7 @@ class Simulation:
                     self.opened.append(self.now)
                     self.wake(self.waiting)
 
-        yield from self.calls(worker, one_round)
+        yield from self.calls(worker, one_round, 2 * setup.away(worker))
 
     def peer(self, worker):
         """A ring, in which all wait for the last before the all-reduce."""
@@ -728,7 +728,7 @@ class Simulation:
             under_way.remove(averaged)
             self.wake(averaged)
 
-        yield from self.calls(worker, one_round)
+        yield from self.calls(worker, one_round, chief)
 
     # Result
 

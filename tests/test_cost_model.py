@@ -143,7 +143,7 @@ def test_staleness_waits_and_bytes_by_hand() -> None:
 # --- Simulation -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", cost.SCHEMES)
+@pytest.mark.parametrize("scheme", cost.SCHEMES + cost.MORE)
 @pytest.mark.parametrize(("latency", "straggler"), [(0.0, 1.0), (0.01, 3.0)])
 def test_simulated_as_by_formula(scheme: str, latency: float, straggler: float) -> None:
     """Where nothing stands in a queue, the two are one."""
@@ -199,7 +199,7 @@ def test_a_backup_worker_hides_a_straggler() -> None:
 
 RANDOM = [
     dict(scheme=scheme, workers=n, ps=s, spread=spread, latency=latency, straggler=2.0)
-    for scheme in cost.SCHEMES
+    for scheme in cost.SCHEMES + cost.MORE
     for n, s, spread, latency in ((1, 1, 0.0, 0.0), (5, 2, 0.7, 0.01), (9, 1, 0.0, 0.0))
 ]
 

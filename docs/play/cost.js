@@ -270,8 +270,8 @@ const cost = (() => {
       yield event;
       this.bar(worker, "wait", start);
     }
-    *calls(worker, one_round) {
-      const { setup } = this, trip = 2 * setup.away(worker);
+    *calls(worker, one_round, trip) {
+      const { setup } = this;
       let seconds = CALL, looked = this.now;
       for (;;) {
         let start = this.now;
@@ -323,7 +323,8 @@ const cost = (() => {
         sent.splice(sent.indexOf(arrived), 1);
         sim.wake(arrived);
       }
-      yield* this.calls(worker, setup.scheme === "AEASGD" ? elastic : plain);
+      const one_round = setup.scheme === "AEASGD" ? elastic : plain;
+      yield* this.calls(worker, one_round, 2 * setup.away(worker));
     }
     *barrier(worker) {
       const sim = this, { setup } = this, core = setup.of_worker() - setup.of_steps();
@@ -347,7 +348,7 @@ const cost = (() => {
           sim.wake(sim.waiting);
         }
       }
-      yield* this.calls(worker, one_round);
+      yield* this.calls(worker, one_round, 2 * setup.away(worker));
     }
     *peer(worker) {
       const sim = this, { setup } = this;
@@ -421,7 +422,7 @@ const cost = (() => {
         under_way.splice(under_way.indexOf(averaged), 1);
         sim.wake(averaged);
       }
-      yield* this.calls(worker, one_round);
+      yield* this.calls(worker, one_round, chief);
     }
 
     // Result
