@@ -152,7 +152,7 @@
 
   function verdict_of(asked) {
     const right = picked === play.first(runs.a, runs.b);
-    const told = SIDES.map((side) => `${name_of(side)} ${reached_by(runs[side])}`).join(", ");
+    const told = SIDES.map((side) => `${name_of(side)}: ${reached_by(runs[side])}`).join("; ");
     const next = (question + 1) % QUESTIONS.length;
     return [element("p", {}, element("strong", {}, right ? "Right. " : "Not so. "), `${told}. ${asked.why}`),
       element("button", { type: "button", class: "go", onclick: () => open(`question-${next + 1}`) },
@@ -160,8 +160,8 @@
   }
 
   function reached_by(run) {
-    if (run.reached !== null) return `reaches the goal after ${few(run.reached)} s`;
-    return run.diverged ? "diverges" : `does not reach it in ${now.seconds} s`;
+    if (run.reached !== null) return `after ${few(run.reached)} s`;
+    return run.diverged ? "diverges" : `not in ${now.seconds} s`;
   }
 
   // --- Fields ---------------------------------------------------------------------
@@ -249,8 +249,7 @@
   }
 
   const ROWS = [
-    ["Goal reached after", (run) => (run.reached !== null ? `${few(run.reached)} s`
-      : run.diverged ? "never: diverges" : `not in ${now.seconds} s`)],
+    ["Reaches the goal", reached_by],
     ["Updates a second", (run) => few(run.total.updates)],
     ["Examples a second", (run) => Math.round(run.total.examples).toLocaleString("en")],
     ["Mean staleness", (run) => few(run.total.staleness)],
@@ -285,7 +284,7 @@
     for (const side of SIDES) {
       byId(`lanes-${side}`).setAttribute("aria-label", `What each task of ${name_of(side)} does in ${ms(shown)}, up to second ${at.toFixed(1)}. The numbers are in the table below.`);
     }
-    byId("curves").setAttribute("aria-label", `Loss against time: ${SIDES.map((side) => `${name_of(side)} ${reached_by(runs[side])}`).join("; ")}.`);
+    byId("curves").setAttribute("aria-label", `Loss against time: ${SIDES.map((side) => `${name_of(side)}: ${reached_by(runs[side])}`).join("; ")}.`);
   }
 
   // --- Playing: slowly at first, to be followed by eye, then faster -------------------
@@ -344,6 +343,7 @@
     };
     canvas.onpointerup = canvas.onpointercancel = () => { held = null; };
   }
+  byId("predictions").href = MEASURED.predictions;
   window.onhashchange = load;
   window.onresize = () => paint();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => paint());

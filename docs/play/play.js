@@ -11,9 +11,9 @@ const play = (() => {
     clusters: "../../benchmarks/README.md#which-scheme-for-which-cluster",
     claims: "../../benchmarks/README.md#accuracy-against-learning-rate-and-number-of-workers",
     scaling: "../../benchmarks/README.md#1000000-parameters-a-gradient-of-50-ms",
+    predictions: "../../benchmarks/README.md#what-a-run-will-cost",
     members: "../../benchmarks/README.md#diloco-workers-that-come-and-go-between-rounds",
   };
-  const FLAGS = "../flags.md";
 
   // Each scheme: its learning rate, and what a link to it shows: beside what, and where. A
   // new one also has a name in cost.py and cost.js, with a process if its timing is new, a
@@ -218,7 +218,7 @@ const play = (() => {
   function explain(now, side, answer) {
     const own = now[side], steps = `Each worker makes ${own.window} steps alone`;
     const wait = Math.max(...answer.waits);
-    const waits = wait > 0.002 ? ` Here a worker waits up to ${ms(wait)} in a round (hatched).` : "";
+    const waits = wait > 0.005 ? ` Here a worker waits up to ${ms(wait)} in a round (hatched).` : "";
     const old = now.workers > 1 ? ` Its staleness τ is ${few(answer.staleness)} on average.` : "";
     const dies = (what) => (now.kills ? ` When one is killed, ${what}.` : "");
     const pushes = (what) => `Nobody waits. ${steps}, then pushes ${what}.`;
@@ -364,7 +364,7 @@ const play = (() => {
       why: "In each step of the ring the sums cross the distance three times, one after the other. DiLoCo does this once in 25 steps." },
   ];
 
-  return { MEASURED, FLAGS, SCHEMES, CLUSTER, SIDE, TARGET, WINDOWS, PRESETS, QUESTIONS,
+  return { MEASURED, SCHEMES, CLUSTER, SIDE, TARGET, WINDOWS, PRESETS, QUESTIONS,
     state, clamp, to_hash, from_hash, setup_of, run, first, command, compare,
     explain, describe, window_worth, ms, few };
 })();
