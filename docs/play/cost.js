@@ -156,7 +156,8 @@ const cost = (() => {
     begin(process) { this.add(this.now, process); }
     wake(event) { for (const process of event.splice(0)) this.begin(process); }
 
-    /** Lets everything happen until then, but at most so many events. */
+    /** Lets everything happen until then, but at most so many events; returns how many
+        more it could have been. */
     run(seconds, most = Infinity) {
       let left = most;
       for (; this.queue.length && this.queue[0][0] <= seconds && left > 0; left--) {
@@ -166,7 +167,7 @@ const cost = (() => {
         if (Array.isArray(value)) value.push(process);
         else if (value !== undefined) this.add(Math.max(value, now), process);
       }
-      return left > 0;
+      return left;
     }
     *kill(process, worker, when, back) {
       yield when;

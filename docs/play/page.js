@@ -77,7 +77,7 @@
     }
     const [kill] = runs.a.setup.kills;
     if (at === Infinity && kill) at = kill[1] + 0.6 * span();
-    at = Math.min(at, now.seconds);
+    at = Math.min(at, runs.a.end, runs.b.end);
     show_case();
     byId("play").disabled = question !== null && picked === null;
     show_fields();

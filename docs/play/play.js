@@ -63,7 +63,7 @@ const play = (() => {
   };
   // Two costs that the runs over slow cables in benchmarks/ found.
   const COSTS = { call: 0.59, turn: 1.19 };
-  const TARGET = 0.05, SLICES = 240, MOST = 250000; // events of a run
+  const TARGET = 0.05, SLICES = 240, MOST = 300000; // events of a run
 
   // --- The state ----------------------------------------------------------------
 
@@ -162,14 +162,15 @@ const play = (() => {
     const { least } = problem;
     const from = problem.loss(problem.start) - least;
     const curve = [{ time: 0, loss: 1 }];
-    let whole = true, end = seconds;
-    for (let slice = 1; slice <= SLICES && whole; slice++) {
+    let left = MOST, end = seconds;
+    for (let slice = 1; slice <= SLICES && left > 0; slice++) {
       end = (seconds * slice) / SLICES;
-      whole = simulation.run(end, MOST / SLICES);
+      left = simulation.run(end, left);
       const loss = (problem.loss(rule.center()) - least) / from;
       curve.push({ time: end, loss: Number.isFinite(loss) ? loss : Infinity });
     }
     // A little more, so that what is under way at the end can be drawn.
+    const whole = left > 0;
     if (whole) simulation.run(end + 4 * Math.max(...range(now.workers).map((k) =>
       setup.steps * setup.sleep(k) + setup.trip + 2 * setup.wire(setup.whole))), MOST / 10);
     const low = (k) => curve[k].loss <= TARGET;

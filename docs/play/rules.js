@@ -169,9 +169,9 @@ const rules = (() => {
     return { start, gradient, least: 0, loss: (x) => dot(CURVATURES, x.map((x_i) => x_i * x_i)) / 2 };
   }
 
-  /** Logistic regression on 300 drawn rows; worker k draws 16 of rows k, k + N, … */
+  /** Logistic regression on 300 drawn rows; worker k draws 32 of rows k, k + N, … */
   function logistic(random, workers) {
-    const truth = CURVATURES.map((h) => random.normal() * 0.3 / Math.sqrt(h));
+    const truth = CURVATURES.map((h) => random.normal() * 0.15 / Math.sqrt(h));
     const sigmoid = (z) => 1 / (1 + Math.exp(-z));
     const rows = range(300).map(() => {
       const x = CURVATURES.map((h) => 2 * Math.sqrt(h) * random.normal());
@@ -187,7 +187,7 @@ const rules = (() => {
     };
     const shard = Math.max(1, Math.floor(rows.length / workers));
     const draw = (k) => rows[k + workers * Math.floor(random.uniform(0, shard))];
-    const gradient = (k, w) => of(range(16).map(() => draw(k)), w);
+    const gradient = (k, w) => of(range(32).map(() => draw(k)), w);
     const loss = (w) => rows.reduce((total, { x, y }) => {
       const z = dot(x, w);
       return total + Math.log1p(Math.exp(-Math.abs(z))) + Math.max(z, 0) - y * z;
