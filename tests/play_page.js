@@ -97,6 +97,7 @@ async function main() {
   await page.keyboard.type("AGN");
   await settled();
   if (!(await state()).includes("a=AGN")) wrong([`AGN cannot be chosen: ${await state()}`]);
+  if (!await page.evaluate(() => document.activeElement.id === "a-scheme")) wrong(["the focus is lost"]);
   await press("#a-window");
   await page.keyboard.press("ArrowUp");
   await settled();

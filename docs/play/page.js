@@ -11,7 +11,7 @@
     const made = document.createElement(name);
     for (const [key, value] of Object.entries(attributes)) {
       if (key.startsWith("on")) made[key] = value;
-      else if (value !== null && value !== false) made.setAttribute(key, value);
+      else if (value !== false) made.setAttribute(key, value === true ? "" : value);
     }
     made.append(...children);
     return made;
@@ -141,7 +141,7 @@
     const choose = (value) => () => { picked = value; byId("play").disabled = false; };
     const fields = options.map(([value, text]) => element("label", {},
       element("input", { type: "radio", name: "answer", value, onchange: choose(value),
-        ...(picked === value ? { checked: "" } : {}) }), text));
+        checked: picked === value }), text));
     const found = [element("p", {}, element("strong", {}, `Question ${question + 1} of 8. `), asked.told),
       element("fieldset", { class: "choices" },
         element("legend", {}, "Which one reaches the goal first? Choose, then press Play."), ...fields)];
@@ -171,7 +171,7 @@
     if (known.choices) {
       const options = Object.entries(known.choices)
         .sort(([a], [b]) => a - b)
-        .map(([key, text]) => element("option", { value: key, ...(Number(key) === value ? { selected: "" } : {}) }, text));
+        .map(([key, text]) => element("option", { value: key, selected: Number(key) === value }, text));
       const select = element("select", { id, onchange: (e) => change(Number(e.target.value)) }, ...options);
       return element("label", { class: "field" }, element("span", {}, known.label), select);
     }
@@ -185,17 +185,15 @@
     return element("label", { class: "field" }, element("span", {}, known.label, ...(slider ? [" ", shown] : [])), input);
   }
 
-  /** Puts fields into a place, unless one of them is being used. */
+  /** Puts fields into a place. The one that is being used stays, or at least its focus. */
   function put(place, fields) {
-    const active = document.activeElement;
-    if (place.contains(active) && active.type !== "checkbox") {
-      const fresh = fields.find((one) => one.querySelector(`[id="${active.id}"]`));
-      if (fresh && place.children.length === fields.length) {
-        [...place.children].forEach((old, k) => { if (!old.contains(active)) old.replaceWith(fields[k]); });
-        return;
-      }
+    const used = document.activeElement, held = place.contains(used);
+    if (held && place.children.length === fields.length) {
+      [...place.children].forEach((old, k) => { if (!old.contains(used)) old.replaceWith(fields[k]); });
+      return;
     }
     place.replaceChildren(...fields);
+    if (held && byId(used.id)) byId(used.id).focus();
   }
 
   function show_fields() {
@@ -213,10 +211,10 @@
 
   function show_sides() {
     for (const side of SIDES) {
-      const own = now[side], schemes = Object.fromEntries(Object.keys(SCHEMES).map((one) => [one, one]));
+      const own = now[side];
       const select = element("select", { id: `${side}-scheme`, "aria-label": `Scheme ${side.toUpperCase()}`,
         onchange: (e) => set({ [side]: e.target.value }, `${side}.`) },
-        ...Object.keys(schemes).map((one) => element("option", { ...(one === own.scheme ? { selected: "" } : {}) }, one)));
+        ...Object.keys(SCHEMES).map((one) => element("option", { selected: one === own.scheme }, one)));
       const fields = Object.keys(SIDE).filter((key) => key in own).map((key) =>
         field(`${side}-${key}`, SIDE[key], own[key], (value) => set({ [`${side}.${key}`]: value })));
       put(byId(`${side}-fields`), [element("div", { class: "field scheme" }, select), ...fields]);
@@ -279,7 +277,7 @@
     told = performance.now();
     show_numbers();
     byId("legend").replaceChildren(...Object.entries(KINDS).filter(([kind]) => seen.has(kind)).map(([kind, [fill, word]]) =>
-      element("li", {}, element("span", { class: `swatch ${kind}`, ...(fill ? { style: `background:${fill}` } : {}) }), word)),
+      element("li", {}, element("span", { class: `swatch ${kind}`, style: fill && `background:${fill}` }), word)),
     element("li", {}, "τ: staleness"));
     for (const side of SIDES) {
       byId(`lanes-${side}`).setAttribute("aria-label", `What each task of ${name_of(side)} does in ${ms(shown)}, up to second ${at.toFixed(1)}. The numbers are in the table below.`);

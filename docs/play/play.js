@@ -212,7 +212,8 @@ const play = (() => {
 
   // --- Words --------------------------------------------------------------------
 
-  const ms = (seconds) => `${Number((1000 * seconds).toPrecision(2))} ms`;
+  const ms = (seconds) => (seconds < 0.995 ? `${Number((1000 * seconds).toPrecision(2))} ms`
+    : `${Number(seconds.toPrecision(2))} s`);
   const few = (x) => (x && x < 10 ? x.toFixed(1) : x.toFixed(0));
 
   /** Says what happens in a scheme, with the numbers of a run. */
@@ -247,8 +248,7 @@ const play = (() => {
     const slow = range(now.workers).filter((k) => now.slow[k] > 1);
     const parts = [
       `${now.workers} worker${now.workers > 1 ? "s" : ""}`,
-      ...slow.slice(0, 3).map((k) => `worker ${k} ${now.slow[k]} times as slow`),
-      slow.length > 3 ? "and others slow" : "",
+      slow.length ? `of which ${slow.map((k) => `worker ${k} is ${now.slow[k]} times as slow`).join(", ")}` : "",
       now.spread ? "gradients that vary in time" : "",
       `${CLUSTER.parameters.choices[now.parameters]} parameters`,
       `cables of ${CLUSTER.bandwidth.choices[now.bandwidth]}`,

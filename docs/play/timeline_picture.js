@@ -16,7 +16,7 @@ const timeline_picture = (() => {
     call: ["#b7bfc8", "between two calls"],
     killed: ["", "killed"],
   };
-  const ON_BAR = "#1f2328", LEAST = 1.5; // pixels of a bar
+  const ON_BAR = "#1f2328", LEAST = 1.5; // pixels of a bar, where bars are not many
   const FONT = "-apple-system,'Segoe UI','Noto Sans',Helvetica,Arial,sans-serif";
 
   let known = null; // the colours of the page, until it becomes light or dark
@@ -88,6 +88,7 @@ const timeline_picture = (() => {
   function draw(canvas, run, now, span) {
     const { setup, simulation } = run, theme = look();
     const { rows, row, gap, first, left, top, apart } = rows_of(setup);
+    const few = (setup.gradient * (canvas.clientWidth - left)) / span > 5; // pixels of one
     const bottom = top + apart + rows.length * (row + gap), seen = new Set();
     const { context, width } = cleared(canvas, bottom + 22);
     const begin = Math.max(0, now - span), right = width - 6;
@@ -98,7 +99,7 @@ const timeline_picture = (() => {
     const fills = { wait, late };
     const rect = (from, to, index, kind, more = 0) => {
       context.fillStyle = fills[kind] || KINDS[kind][0];
-      context.fillRect(x(from), y(index) + more, Math.max(LEAST, x(to) - x(from)), row - 2 * more);
+      context.fillRect(x(from), y(index) + more, Math.max(few ? LEAST : 0.5, x(to) - x(from)), row - 2 * more);
       seen.add(kind);
     };
 
@@ -114,7 +115,7 @@ const timeline_picture = (() => {
       if (bars[k].end > now + run.longest) break;
       if (bars[k].start < now) inside.push(bars[k]);
     }
-    if (row > 12) {
+    if (row > 12 && few) {
       for (const { worker, kind, start, end } of inside) {
         if (kind === "pull") lines.pull.push([start, y(first - 1) + row, end, y(first + worker)]);
         if (kind === "push") lines.push.push([start, y(first + worker), end, y(first - 1) + row]);
@@ -149,8 +150,7 @@ const timeline_picture = (() => {
     }
     arrows("average");
     context.fillStyle = "#ffffff";
-    const wide = ((setup.gradient * (right - left)) / span) > 5;
-    if (wide) simulation.steps.forEach((ends, k) => {
+    if (few) simulation.steps.forEach((ends, k) => {
       for (let i = after(ends, begin); i < ends.length && ends[i] < now; i++) {
         context.fillRect(x(ends[i]) - 0.5, y(first + k), 1, row);
       }
