@@ -5,6 +5,10 @@ const path = require("path");
 const puppeteer = require("puppeteer-core");
 const plan = JSON.parse(fs.readFileSync(0, "utf8"));
 const WIDTHS = [390, 860, 1280];
+const CLOSELY = [
+  [390, "question-2"], [390, "HogWild"], [860, "100-mbit"], [860, "Gossip-SGD"],
+  [1280, ""], [1280, "come-and-go"], [1280, "32-workers"],
+]; // with axe, light and dark, and a picture
 const faults = [];
 
 /** In the page: what does not fit, and canvases on which nothing is drawn. */
@@ -15,7 +19,9 @@ function look() {
   for (const canvas of document.querySelectorAll("canvas")) {
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
     const colours = new Set();
-    for (let k = 0; k < data.length; k += 4 * 7) colours.add(data[k] * 65536 + data[k + 1] * 256 + data[k + 2]);
+    for (let k = 0; k < data.length; k += 4 * 7) {
+      colours.add(data[k] * 65536 + data[k + 1] * 256 + data[k + 2]);
+    }
     if (colours.size < 5) found.push(`${canvas.id} is empty`);
     const label = canvas.getAttribute("aria-label");
     if (!label || /undefined|NaN/.test(label)) found.push(`${canvas.id}: ${label}`);
@@ -59,18 +65,19 @@ async function main() {
   for (const hash of [...schemes, ...presets, ...questions, "workers=32&problem=1"]) {
     await show(hash, WIDTHS[shown++ % 3]);
     if (hash.startsWith("question")) {
-      await page.evaluate(() => { document.getElementById("time").value = 1; document.getElementById("time").oninput({ target: { value: 1 } }); });
+      await page.evaluate(() => document.getElementById("time").oninput({ target: { value: 1 } }));
     }
     wrong(await page.evaluate(look));
   }
   const axe = fs.readFileSync(plan.axe, "utf8");
   for (const scheme of ["light", "dark"]) {
-    for (const [width, hash] of [[390, "question-2"], [390, "HogWild"], [860, "100-mbit"], [860, "Gossip-SGD"], [1280, ""], [1280, "come-and-go"], [1280, "32-workers"]]) {
+    for (const [width, hash] of CLOSELY) {
       await show(hash, width, scheme);
       wrong(await page.evaluate(look).then((lines) => lines.filter((line) => !/empty/.test(line))));
       await page.evaluate(axe);
       const { violations } = await page.evaluate(() => axe.run());
-      wrong(violations.map((one) => `axe: ${one.id}: ${one.nodes.map((n) => n.html).slice(0, 3).join(" ")}`));
+      const html = (one) => one.nodes.map((node) => node.html).slice(0, 3).join(" ");
+      wrong(violations.map((one) => `axe: ${one.id}: ${html(one)}`));
       if (plan.pictures) {
         fs.mkdirSync(plan.pictures, { recursive: true });
         const file = path.join(plan.pictures, `${hash || "first"}-${width}-${scheme}.png`);
@@ -90,29 +97,34 @@ async function main() {
   };
   const settled = () => new Promise((done) => setTimeout(done, 500));
   const state = () => page.evaluate(() => location.hash);
+  const has = async (part, otherwise) => {
+    const hash = await state();
+    if (!hash.includes(part)) wrong([`${otherwise}: ${hash}`]);
+  };
   await press("#presets button:nth-child(2)");
   await page.keyboard.press("Enter");
   if (await state() !== "#two-sites") wrong([`Enter on a preset leads to ${await state()}`]);
   await press("#a-scheme");
   await page.keyboard.type("AGN");
   await settled();
-  if (!(await state()).includes("a=AGN")) wrong([`AGN cannot be chosen: ${await state()}`]);
-  if (!await page.evaluate(() => document.activeElement.id === "a-scheme")) wrong(["the focus is lost"]);
+  await has("a=AGN", "AGN cannot be chosen");
+  const focus = await page.evaluate(() => document.activeElement.id);
+  if (focus !== "a-scheme") wrong([`the focus goes to "${focus}"`]);
   await press("#a-window");
   await page.keyboard.press("ArrowUp");
   await settled();
-  if (!(await state()).includes("a.window=6")) wrong([`the window stays: ${await state()}`]);
+  await has("a.window=6", "the window stays");
   await press("#workers");
   await page.keyboard.press("ArrowRight");
   await page.keyboard.press("ArrowRight");
   await settled();
-  if (!(await state()).includes("workers=6")) wrong([`the slider of workers stays: ${await state()}`]);
+  await has("workers=6", "the slider of workers stays");
   await press("summary");
   await page.keyboard.press("Enter");
   await press("#slow-1");
   await page.keyboard.press("ArrowRight");
   await settled();
-  if (!(await state()).includes("slow=1,1.5,1")) wrong([`worker 1 is not slower: ${await state()}`]);
+  await has("slow=1,1.5,1", "worker 1 is not slower");
   await show("question-1", 1280);
   await press("[name=answer]");
   await page.keyboard.press("Space");
@@ -133,7 +145,7 @@ async function main() {
   await page.mouse.move(box.x + 160, box.y + 4 + 2 * 32 + 10, { steps: 4 });
   await page.mouse.up();
   await settled();
-  if (!(await state()).includes("slow=1,3,1,1")) wrong([`a drag leads to ${await state()}`]);
+  await has("slow=1,3,1,1", "a drag leads to");
 
   // Frames while eight workers play.
   await show("workers=8&seconds=60", 1280);

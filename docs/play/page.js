@@ -72,7 +72,8 @@
     stop();
     runs = Object.fromEntries(SIDES.map((side) => [side, play.run(now, side)]));
     for (const run of Object.values(runs)) {
-      run.longest = run.simulation.bars.reduce((most, bar) => Math.max(most, bar.end - bar.start), 0);
+      const lengths = run.simulation.bars.map((bar) => bar.end - bar.start);
+      run.longest = lengths.reduce((a, b) => Math.max(a, b), 0);
       run.total = run.answer();
     }
     const [kill] = runs.a.setup.kills;
@@ -83,10 +84,10 @@
     show_fields();
     show_sides();
     byId("worth").textContent = play.window_worth(now);
-    const stale = SIDES.map((side) => `${few(runs[side].total.staleness)} in ${name_of(side)}`);
-    byId("stale").textContent = `Here it is ${stale.join(", and ")}.`;
-    const waits = SIDES.map((side) => `${Math.round(100 * runs[side].total.waited)} % in ${name_of(side)}`);
-    byId("waited").textContent = `Of their time, the workers here wait ${waits.join(", and ")}.`;
+    const both = (of) =>
+      SIDES.map((side) => `${of(runs[side].total)} in ${name_of(side)}`).join(", and ");
+    byId("stale").textContent = `Here it is ${both((total) => few(total.staleness))}.`;
+    byId("waited").textContent = `Of their time, the workers here wait ${both(waited)}.`;
     show_commands();
     if (/\.github\.io$/.test(location.hostname)) links_of_pages();
     paint();
@@ -99,6 +100,8 @@
     }
   }
 
+  const waited = (total) => `${Math.round(100 * total.waited)} %`;
+
   function name_of(side) {
     const own = now[side], more = [];
     if (own.window) more.push(`T = ${own.window}`);
@@ -109,9 +112,13 @@
 
   // --- The case: a preset, or a question -----------------------------------------
 
+  const OWN = " Change the cluster, and see which scheme gains. The address of this page " +
+    "holds all that is set, so that you can send it to somebody.";
+
   function show_case() {
     const hash = play.to_hash(now), list = byId("presets");
-    const same = PRESETS.find((one) => question === null && play.to_hash(play.state(one.on)) === hash);
+    const same = question === null &&
+      PRESETS.find((one) => play.to_hash(play.state(one.on)) === hash);
     const button = (title, pressed, onclick) =>
       element("button", { type: "button", "aria-pressed": String(pressed), onclick }, title);
     const focused = [...list.children].indexOf(document.activeElement);
@@ -122,7 +129,7 @@
     const place = byId("case");
     if (question !== null) place.replaceChildren(...question_of());
     else if (same) place.replaceChildren(element("p", {}, same.told), measured_of(same));
-    else place.replaceChildren(element("p", {}, `${play.describe(now)} Change the cluster, and see which scheme gains. The address of this page holds all that is set, so that you can send it to somebody.`));
+    else place.replaceChildren(element("p", {}, play.describe(now), OWN));
   }
 
   function measured_of(preset) {
@@ -130,8 +137,9 @@
     const off = Math.round(100 * Math.abs(found.off));
     const ratio = (x) => (x < 1 ? `1 : ${(1 / x).toPrecision(2)}` : `${x.toPrecision(2)} : 1`);
     const link = element("a", { href: MEASURED[preset.link] }, "Measured");
-    return element("p", { class: "measured" }, link,
-      ` with real processes: ${one.toLocaleString("en")} and ${two.toLocaleString("en")} ${preset.what}. That is ${ratio(found.real)}. The simulation has ${ratio(found.ratio)}`,
+    const numbers = `${one.toLocaleString("en")} and ${two.toLocaleString("en")} ${preset.what}`;
+    return element("p", { class: "measured" }, link, ` with real processes: ${numbers}. `,
+      `That is ${ratio(found.real)}. The simulation has ${ratio(found.ratio)}`,
       off <= 25 ? "." : `, which is ${off} % off. ${preset.leaves}`);
   }
 
@@ -142,9 +150,10 @@
     const fields = options.map(([value, text]) => element("label", {},
       element("input", { type: "radio", name: "answer", value, onchange: choose(value),
         checked: picked === value }), text));
-    const found = [element("p", {}, element("strong", {}, `Question ${question + 1} of 8. `), asked.told),
-      element("fieldset", { class: "choices" },
-        element("legend", {}, "Which one reaches the goal first? Choose, then press Play."), ...fields)];
+    const title = element("strong", {}, `Question ${question + 1} of 8. `);
+    const legend = "Which one reaches the goal first? Choose, then press Play.";
+    const found = [element("p", {}, title, asked.told),
+      element("fieldset", { class: "choices" }, element("legend", {}, legend), ...fields)];
     const verdict = element("div", { id: "verdict", role: "status" });
     if (done && picked !== null) verdict.append(...verdict_of(asked));
     return [...found, verdict];
@@ -152,11 +161,16 @@
 
   function verdict_of(asked) {
     const right = picked === play.first(runs.a, runs.b);
-    const told = SIDES.map((side) => `${name_of(side)}: ${reached_by(runs[side])}`).join("; ");
     const next = (question + 1) % QUESTIONS.length;
-    return [element("p", {}, element("strong", {}, right ? "Right. " : "Not so. "), `${told}. ${asked.why}`),
-      element("button", { type: "button", class: "go", onclick: () => open(`question-${next + 1}`) },
-        next ? "Next question" : "Begin again")];
+    const said = element("strong", {}, right ? "Right. " : "Not so. ");
+    const onclick = () => open(`question-${next + 1}`);
+    const word = next ? "Next question" : "Begin again";
+    return [element("p", {}, said, `${goals()}. ${asked.why}`),
+      element("button", { type: "button", class: "go", onclick }, word)];
+  }
+
+  function goals() {
+    return SIDES.map((side) => `${name_of(side)}: ${reached_by(runs[side])}`).join("; ");
   }
 
   function reached_by(run) {
@@ -169,11 +183,12 @@
   /** Returns a labelled field; `change(value)` is called with what it becomes. */
   function field(id, known, value, change, slider) {
     if (known.choices) {
-      const options = Object.entries(known.choices)
-        .sort(([a], [b]) => a - b)
-        .map(([key, text]) => element("option", { value: key, selected: Number(key) === value }, text));
-      const select = element("select", { id, onchange: (e) => change(Number(e.target.value)) }, ...options);
-      return element("label", { class: "field" }, element("span", {}, known.label), select);
+      const sorted = Object.entries(known.choices).sort(([a], [b]) => a - b);
+      const options = sorted.map(([key, text]) =>
+        element("option", { value: key, selected: Number(key) === value }, text));
+      const onchange = (e) => change(Number(e.target.value));
+      return element("label", { class: "field" }, element("span", {}, known.label),
+        element("select", { id, onchange }, ...options));
     }
     const { min, max, step } = known, shown = element("output", {}, String(value));
     const input = element("input", { id, type: slider ? "range" : "number", min, max,
@@ -182,14 +197,15 @@
       shown.textContent = input.value;
       if (input.value !== "") change(Number(input.value));
     };
-    return element("label", { class: "field" }, element("span", {}, known.label, ...(slider ? [" ", shown] : [])), input);
+    const name = element("span", {}, known.label, ...(slider ? [" ", shown] : []));
+    return element("label", { class: "field" }, name, input);
   }
 
   /** Puts fields into a place. The one that is being used stays, or at least its focus. */
   function put(place, fields) {
     const used = document.activeElement, held = place.contains(used);
     if (held && place.children.length === fields.length) {
-      [...place.children].forEach((old, k) => { if (!old.contains(used)) old.replaceWith(fields[k]); });
+      [...place.children].forEach((old, k) => old.contains(used) || old.replaceWith(fields[k]));
       return;
     }
     place.replaceChildren(...fields);
@@ -212,19 +228,23 @@
   function show_sides() {
     for (const side of SIDES) {
       const own = now[side];
-      const select = element("select", { id: `${side}-scheme`, "aria-label": `Scheme ${side.toUpperCase()}`,
-        onchange: (e) => set({ [side]: e.target.value }, `${side}.`) },
-        ...Object.keys(SCHEMES).map((one) => element("option", { selected: one === own.scheme }, one)));
+      const options = Object.keys(SCHEMES).map((one) =>
+        element("option", { selected: one === own.scheme }, one));
+      const select = element("select", { id: `${side}-scheme`, "aria-labelledby": `name-${side}`,
+        onchange: (e) => set({ [side]: e.target.value }, `${side}.`) }, ...options);
+      const change = (key) => (value) => set({ [`${side}.${key}`]: value });
       const fields = Object.keys(SIDE).filter((key) => key in own).map((key) =>
-        field(`${side}-${key}`, SIDE[key], own[key], (value) => set({ [`${side}.${key}`]: value })));
+        field(`${side}-${key}`, SIDE[key], own[key], change(key)));
       put(byId(`${side}-fields`), [element("div", { class: "field scheme" }, select), ...fields]);
       byId(`${side}-told`).replaceChildren(play.explain(now, side, runs[side].total), " ",
         element("a", { href: `../../${own.scheme}/README.md` }, `More on ${own.scheme}`));
-      const whole = runs[side].whole ? "" : `Only the first ${few(runs[side].end)} s of so many events are simulated.`;
-      byId(`${side}-cut`).textContent = whole;
+      byId(`${side}-cut`).textContent = runs[side].whole ? ""
+        : `Only the first ${few(runs[side].end)} s of so many events are simulated.`;
     }
-    for (const place of ["name", "key", "head"]) {
-      for (const side of SIDES) byId(`${place}-${side}`).textContent = name_of(side);
+    for (const side of SIDES) {
+      const order = side === "a" ? "First scheme" : "Second scheme";
+      byId(`name-${side}`).textContent = `${order}: ${name_of(side)}`; // for a screen reader
+      for (const place of ["key", "head"]) byId(`${place}-${side}`).textContent = name_of(side);
     }
   }
 
@@ -252,8 +272,9 @@
     ["Examples a second", (run) => Math.round(run.total.examples).toLocaleString("en")],
     ["Mean staleness", (run) => few(run.total.staleness)],
     ["Largest staleness", (run) => run.total.most],
-    ["Workers wait", (run) => `${Math.round(100 * run.total.waited)} % of the time`],
-    ["Busiest cable, how full", (run) => `${few(run.total.busiest / 1e6)} MB/s, ${Math.round((800 * run.total.busiest) / run.setup.bandwidth)} %`],
+    ["Workers wait", (run) => `${waited(run.total)} of the time`],
+    ["Busiest cable, how full", ({ total, setup }) =>
+      `${few(total.busiest / 1e6)} MB/s, ${Math.round((800 * total.busiest) / setup.bandwidth)} %`],
   ];
 
   function show_numbers() {
@@ -276,13 +297,17 @@
     if (quick && performance.now() - told < 250) return;
     told = performance.now();
     show_numbers();
-    byId("legend").replaceChildren(...Object.entries(KINDS).filter(([kind]) => seen.has(kind)).map(([kind, [fill, word]]) =>
-      element("li", {}, element("span", { class: `swatch ${kind}`, style: fill && `background:${fill}` }), word)),
-    element("li", {}, "τ: staleness"));
+    const kinds = Object.entries(KINDS).filter(([kind]) => seen.has(kind));
+    const swatch = (kind, fill) =>
+      element("span", { class: `swatch ${kind}`, style: fill && `background:${fill}` });
+    byId("legend").replaceChildren(
+      ...kinds.map(([kind, [fill, word]]) => element("li", {}, swatch(kind, fill), word)),
+      element("li", {}, "τ: staleness"));
     for (const side of SIDES) {
-      byId(`lanes-${side}`).setAttribute("aria-label", `What each task of ${name_of(side)} does in ${ms(shown)}, up to second ${at.toFixed(1)}. The numbers are in the table below.`);
+      byId(`lanes-${side}`).setAttribute("aria-label", `What each task of ${name_of(side)} does ` +
+        `in ${ms(shown)}, up to second ${at.toFixed(1)}. The numbers are in the table below.`);
     }
-    byId("curves").setAttribute("aria-label", `Loss against time: ${SIDES.map((side) => `${name_of(side)}: ${reached_by(runs[side])}`).join("; ")}.`);
+    byId("curves").setAttribute("aria-label", `Loss against time. The goal: ${goals()}.`);
   }
 
   // --- Playing: slowly at first, to be followed by eye, then faster -------------------

@@ -174,8 +174,8 @@ const play = (() => {
     if (whole) simulation.run(end + 4 * Math.max(...range(now.workers).map((k) =>
       setup.steps * setup.sleep(k) + setup.trip + 2 * setup.wire(setup.whole))), MOST / 10);
     const low = (k) => curve[k].loss <= TARGET;
-    const reached = range(curve.length).find((k) => k > 0 && low(k) && low(Math.min(k + 1, curve.length - 1)));
-    const diverged = curve[curve.length - 1].loss > 1;
+    const last = curve.length - 1, diverged = curve[last].loss > 1;
+    const reached = range(last).find((k) => low(k) && low(k + 1)); // not for a moment only
     return { setup, simulation, curve, end, whole, diverged,
       reached: diverged || reached === undefined ? null : curve[reached].time,
       answer: (at = end) => simulation.answer(at / 5, at) };

@@ -166,7 +166,8 @@ const rules = (() => {
     const noise = 0.03;
     const start = CURVATURES.map((h) => 0.1 / Math.sqrt(h));
     const gradient = (k, x) => x.map((x_i, i) => CURVATURES[i] * x_i + noise * random.normal());
-    return { start, gradient, least: 0, loss: (x) => dot(CURVATURES, x.map((x_i) => x_i * x_i)) / 2 };
+    const loss = (x) => dot(CURVATURES, x.map((x_i) => x_i * x_i)) / 2;
+    return { start, gradient, loss, least: 0 };
   }
 
   /** Logistic regression on 300 drawn rows; worker k draws 32 of rows k, k + N, … */

@@ -49,10 +49,10 @@ const timeline_picture = (() => {
   /** Returns a canvas's context, in CSS pixels, cleared. */
   function cleared(canvas, height) {
     const width = canvas.clientWidth, scale = window.devicePixelRatio || 1;
-    if (canvas.height !== Math.round(height * scale)) canvas.style.height = `${height}px`;
-    if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
-      canvas.width = Math.round(width * scale);
-      canvas.height = Math.round(height * scale);
+    const pixels = [width, height].map((one) => Math.round(one * scale));
+    if (canvas.width !== pixels[0] || canvas.height !== pixels[1]) {
+      canvas.style.height = `${height}px`;
+      [canvas.width, canvas.height] = pixels;
     }
     const context = canvas.getContext("2d");
     context.setTransform(scale, 0, 0, scale, 0, 0);
@@ -92,14 +92,16 @@ const timeline_picture = (() => {
     const bottom = top + apart + rows.length * (row + gap), seen = new Set();
     const { context, width } = cleared(canvas, bottom + 22);
     const begin = Math.max(0, now - span), right = width - 6;
-    const x = (time) => left + ((Math.min(Math.max(time, begin), now) - begin) / span) * (right - left);
+    const inner = (time) => Math.min(Math.max(time, begin), now) - begin;
+    const x = (time) => left + (inner(time) / span) * (right - left);
     const y = (index) => top + index * (row + gap) + (index >= first ? apart : 0);
     const wait = hatch(context, theme.lane, theme.hatch, 1.3);
     const late = hatch(context, "#ffffff", "#7db9dd", 2.4);
     const fills = { wait, late };
     const rect = (from, to, index, kind, more = 0) => {
       context.fillStyle = fills[kind] || KINDS[kind][0];
-      context.fillRect(x(from), y(index) + more, Math.max(few ? LEAST : 0.5, x(to) - x(from)), row - 2 * more);
+      const wide = Math.max(few ? LEAST : 0.5, x(to) - x(from));
+      context.fillRect(x(from), y(index) + more, wide, row - 2 * more);
       seen.add(kind);
     };
 
@@ -176,10 +178,13 @@ const timeline_picture = (() => {
           if (!skip || !skip(from[k])) rect(at, at, index, kind);
         }
       };
-      if (setup.scheme === "Synchronous-SGD") ticks(simulation.pushes, "time", "sum", (p) => p.late);
+      const sums = setup.scheme === "Synchronous-SGD" ? simulation.pushes : [];
+      ticks(sums, "time", "sum", (push) => push.late);
       ticks(simulation.opened, undefined, "update");
     }
-    for (const bar of inside) words(context, bar, x, y(first + bar.worker) + row / 2, row, now, theme);
+    for (const bar of inside) {
+      words(context, bar, x, y(first + bar.worker) + row / 2, row, now, theme);
+    }
     axis(context, begin, span, left, right, bottom + 8, theme);
     return seen;
   }
@@ -239,7 +244,8 @@ const timeline_picture = (() => {
     const unit = begin + span < 1.5 ? [1000, " ms"] : [1, " s"];
     times.forEach((time, k) => {
       const at = left + ((time - begin) / span) * (right - left);
-      const text = `${Number((time * unit[0]).toFixed(3)).toLocaleString("en")}${k === 0 ? unit[1] : ""}`;
+      const value = Number((time * unit[0]).toFixed(3)).toLocaleString("en");
+      const text = value + (k === 0 ? unit[1] : "");
       const align = at > right - 20 ? "right" : at < left + 20 ? "left" : "center";
       write(context, text, at, y + 4, theme.faint, align);
     });
