@@ -261,7 +261,9 @@
     const slowest = Math.max(...now.slow) * now.gradient / 1000;
     const rounds = SIDES.map((side) => {
       const { setup } = runs[side];
-      return slowest * setup.steps + setup.trip + 2 * setup.wire(setup.whole);
+      const moved = setup.peers ? 2 * setup.all_reduce(setup.whole)
+        : setup.trip + 2 * setup.wire(setup.whole);
+      return slowest * setup.steps + moved;
     });
     return Math.min(now.seconds, Math.max((12 * now.gradient) / 1000, 2.4 * Math.max(...rounds)));
   }
