@@ -348,6 +348,7 @@
   byId("time").oninput = (e) => {
     stop();
     at = Number(e.target.value) * now.seconds;
+    if (question !== null && at >= now.seconds) show_case();
     paint();
   };
   for (const side of SIDES) {
