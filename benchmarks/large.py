@@ -211,9 +211,9 @@ def markdown(rounds):
     small, large = elements("100 MB"), elements("1 GB")
     return (
         runs.count_of(rounds)
-        + f"\n### {small:,} parameters, M = {4 * small / 1e6:.0f} MB\n\n"
+        + f"\n### 100 MB\n\n{small:,} parameters.\n\n"
         + rates_table(rounds)
-        + f"\n### {large:,} parameters, M = {4 * large / 1e9:.0f} GB\n\n"
+        + f"\n### 1 GB\n\n{large:,} parameters.\n\n"
         + gigabyte_table(rounds)
         + "\n### Memory of a task at most, in M\n\n"
         + memory_table(rounds)

@@ -77,8 +77,8 @@ def plan(only, quick=False):
         # No ps, one, and tasks that are no forks.
         few = ("HogWild", 2, "rates"), ("Ring-All-Reduce", 2, "rates")
         few += (("HogWild", 1, "start"),)
-        cells = [c for c in cells if c.elements == SMALL]
         cells = [c for c in cells if (c.scheme, c.workers, c.part) in few]
+        cells = [c for c in cells if c.elements == SMALL or c.ps]
     return cells
 
 

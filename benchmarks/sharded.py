@@ -275,7 +275,7 @@ def markdown(rounds, out, big):
     header += ["sent by a worker, in M", "on the wire, in M", "steps/s over stage 0"]
     return (
         runs.count_of(rounds)
-        + f"\n### A model of {elements:,} weights, M = {size / 1e6:.0f} MB\n\n"
+        + f"\n### The stages\n\nA model of {elements:,} weights.\n\n"
         + runs.table(header, rows)
         + "\n"
         + figures.shown("Memory of a worker by stage and number of workers", "sharded")
