@@ -143,7 +143,7 @@ def measured(index, seconds: float, steps: int) -> str:
     count = sum(entry["examples"] for entry in files)
     size = sum(entry["bytes"] for entry in files) / 1e9
     rows = [
-        [name, f"{rate_of_input(index, seconds, **changes):.0f}"]
+        [name, f"{rate_of_input(index, seconds, **changes):,.0f}"]
         for name, changes in (
             ("4 readers, the default", {}),
             ("1 reader", {"readers": 1}),
@@ -151,7 +151,7 @@ def measured(index, seconds: float, steps: int) -> str:
         )
     ]
     memory = rate_of_memory(seconds, count)
-    rows.append(["NumPy, from memory, not parsed", f"{memory:.0f}"])
+    rows.append(["NumPy, from memory, not parsed", f"{memory:,.0f}"])
     step, wait = waits(index, steps)
     return (
         "### Images per second of the input\n\n"
