@@ -150,7 +150,8 @@ def forked():
 
 def starter(command, env=None, preexec_fn=None, **_):
     """Returns what starts a command: with --quick a fork of an example, if it can."""
-    if STARTS.forks and env and not preexec_fn and forkserver.can_fork(command, env):
+    example = command[0] == "bash" and env and not preexec_fn
+    if STARTS.forks and example and forkserver.can_fork(command, env):
         return forked()
     return subprocess.Popen
 
