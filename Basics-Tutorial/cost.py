@@ -40,7 +40,7 @@ class Costs:
     """What a round costs beside its gradient's sleep and the bytes on the cables.
 
     Seconds are those of one core, `_byte` seconds for each byte. Round trips are there
-    and back. The values are what benchmarks/README.md had on 2 cores: 884 steps/s of
+    and back. The values are what the benchmarks had on 2 cores: 884 steps/s of
     HogWild with one worker, 0.32 ms of a local step, 565 steps/s of Synchronous-SGD,
     801 of a ring of two; 100 MB in 186 ms, 470 ms in a ring.
     """

@@ -19,15 +19,14 @@ gradient is made to take longer by --slow_workers: sleeping workers do run in
 parallel, and the staleness comes out as with N machines. The accuracy is that of the
 center variable. Training that diverged is drawn as such, at chance.
 
-Writes claims.md, a figure per part, and claims-runs.json, in which finished runs are
-kept; the next start repeats none whose example is unchanged.
+Writes a figure per part, and claims-runs.json, in which finished runs are kept; the
+next start repeats none whose example is unchanged.
 
     python benchmarks/claims.py                      everything
     python benchmarks/claims.py --only rate
     python benchmarks/claims.py --seeds 1            a quarter of the time, no bands
     python benchmarks/claims.py --draw               draws what is kept, no more
     python benchmarks/claims.py --quick              a test of the script
-    python benchmarks/claims.py --write-readme       pastes, measures nothing
 """
 
 import json
@@ -308,17 +307,18 @@ def seeded(planned, seeds):
     return [*planned, *more]
 
 
-def plan(parts, scale=1.0, every=1, seeds=1):
+def plan(parts, scale=1.0, seeds=1):
     """Returns the runs of the parts; those of examples that are not there are left out.
 
-    `every` 2 takes the second, fourth, ... of each part only. All runs of one seed come
-    before those of the next: an early end leaves a whole table.
+    All runs of one seed come before those of the next: an early end leaves a whole
+    table.
     """
     there = set(runs.examples())
     found = []
     for part in parts:
-        some = PLANS[part](scale)[every - 1 :: every]
-        found += seeded(some, min(seeds, BAND if part == "window" else SEEDS))
+        found += seeded(
+            PLANS[part](scale), min(seeds, BAND if part == "window" else SEEDS)
+        )
     for folder in sorted({run.folder for run in found} - there):
         print(f"claims.py: no folder {folder}, its runs are left out", file=sys.stderr)
     return [run for run in found if run.folder in there]
@@ -391,7 +391,7 @@ class Cache:
 
     def put(self, run, result):
         """Keeps the result of a run, on disk at once."""
-        entry = {"code": self.code(run), "result": result}
+        entry = {"code": self.code(run), "measured": runs.now(), "result": result}
         self.runs[self.key(run)] = entry
         runs.write_json(self.path, self.runs)
 
@@ -1096,7 +1096,7 @@ FIGURES = {
 
 
 def write_results(out, found, name="claims", quick=False):
-    """Writes the tables and figures of the parts that have results; returns the text.
+    """Draws the figures of the parts that have results; returns the tables.
 
     `found` is {part: {label: {x: result}}}.
     """
@@ -1107,9 +1107,7 @@ def write_results(out, found, name="claims", quick=False):
         if results:
             texts.append(TEXTS[part](results, name))
             FIGURES[part](results, out / f"{name}-{part}")
-    text = "\n".join(texts)
-    runs.write(out / f"{name}.md", text)
-    return text
+    return "\n".join(texts)
 
 
 # --- The measurement ----------------------------------------------------------
@@ -1126,26 +1124,29 @@ def parse_args(argv=None):
     return args
 
 
+def show(args, found):
+    """Draws the figures, and publishes the tables."""
+    text = write_results(args.out, found, quick=args.quick)
+    runs.publish(args, "claims", text, "claims-runs")
+
+
 def main():
     with runs.finished(parse_args()) as args:
-        if args.write_readme:
-            return runs.write_readme(args.out)
-        short = (0.05, 5) if args.quick else (1.0, 1)
-        short += (args.seeds,)
+        short = 0.05 if args.quick else 1.0, args.seeds
         cache = Cache(args.out / "claims-runs.json", args.again)
         if args.draw:
             found = {
                 part: grid(plan([part], *short), cache, any_code=True) for part in PARTS
             }
-            return print(write_results(args.out, found, quick=args.quick))
+            return show(args, found)
         planned = plan(args.only, *short)
         if args.quick:
-            # A short run is its start: about a quarter of what a whole one takes.
-            planned = [run._replace(cost=10) for run in planned]
+            planned = runs.one_of_each(planned, lambda run: run.part)
+            planned = [run._replace(cost=3) for run in planned]
         progress = measure(planned, cache, args.timeout)
         # Parts measured at another time are shown too.
         found = {part: grid(plan([part], *short), cache) for part in PARTS}
-        print(write_results(args.out, found, quick=args.quick))
+        show(args, found)
         progress.end()
 
 

@@ -19,12 +19,11 @@ brings the mean loss of three copies to the target or below it. A copy is what w
 has pulled, or, in schemes without a ps, its own weights after a round; in Gossip-SGD
 no two workers have the same. A run ends there, or at the limit.
 
-Writes clusters.md, clusters.svg and clusters.json. Needs Linux and root.
+Writes clusters.svg and clusters.json. Needs Linux and root.
 
     sudo .venv/bin/python benchmarks/clusters.py
     sudo .venv/bin/python benchmarks/clusters.py --seeds 1 --only fast,sites
     sudo .venv/bin/python benchmarks/clusters.py --quick
-    .venv/bin/python benchmarks/clusters.py --write-readme     pastes, measures nothing
 """
 
 import collections
@@ -272,7 +271,7 @@ def plan(only=tuple(CLUSTERS), seeds=1, quick=False):
     """Returns the runs, (label, cluster, seed): all of one seed before the next."""
     cells = [(label, name) for name in only for label in SCHEMES]
     if quick:
-        cells = [("HogWild", "fast"), ("Ring-All-Reduce", "sites")]
+        cells = [("HogWild", "fast")]
     return [(*cell, seed) for seed in range(seeds) for cell in cells]
 
 
@@ -373,7 +372,7 @@ def missed(found, limit=LIMIT):
 
 
 def markdown(found, limit=LIMIT):
-    """Returns clusters.md: the seconds, the figure, and the gradients until then."""
+    """Returns the seconds, the figure, and the gradients until then."""
     count, first = pays.seeds_in(found), fastest(found)
     times, made = [], []
     for label in SCHEMES:
@@ -461,8 +460,6 @@ def main():
     parser = runs.measuring_parser(__doc__, list(CLUSTERS), rounds=None)
     parser.add_argument("--seeds", type=runs.positive_int, help=f"of a cell ({SEEDS})")
     with runs.finished(parser.parse_args()) as args:
-        if args.write_readme:
-            return runs.write_readme(args.out)
         star.check()
         hard_data.file()
         args.rounds, args.seeds = 1, args.seeds or (1 if args.quick else SEEDS)
@@ -472,8 +469,7 @@ def main():
         found = rounds[0] if rounds else {}
         text = markdown(found, args.limit)
         draw(found, args.out, args.limit)
-        runs.write(args.out / "clusters.md", text)
-        print(text)
+        runs.publish(args, "clusters", text, root=True)
         progress.end()
 
 

@@ -8,8 +8,8 @@ from host to host, one way. A value that is not given is that of the first line.
     python benchmarks/cost_model.py --parameters 25000000 --bandwidth 1e10 --straggler 2
     python benchmarks/cost_model.py --scheme DiLoCo --window 100 --gradient 0.02
 
-Costs of a processor are those of benchmarks/README.md; with --calibrated they are those
-that predictions.py has found on its machine.
+Costs of a processor are those of cost.py; with --calibrated they are those that
+predictions.py has found on its machine.
 """
 
 import importlib

@@ -8,23 +8,17 @@ task is measured, tasks are processes as ever: `forks=False`.
 
 import contextlib
 import hashlib
-import importlib
 import json
-import os
 import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 
 import numpy as np
 import psutil
 import runs
-
-sys.path.insert(0, str(runs.REPO / "tests"))
-forkserver = importlib.import_module("forkserver")
 
 HOOK = "\n\nimport gradients\n\nbuild = gradients.noted(build)\n"
 OPTIONS = dict(warm=12, seconds=0.0, elements=None, every=0, cores=0)
@@ -107,29 +101,6 @@ class Watch:
             self.samples.append((time.monotonic(), used(self.processes), busy()))
 
 
-@contextlib.contextmanager
-def silence():
-    """Sends what this process and its children write on stderr nowhere."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
-
-
-def starter(forks):
-    """Returns what starts a process as Popen does."""
-    if not forks:
-        return subprocess.Popen
-    with silence():  # TensorFlow, when the process that is forked imports it
-        forkserver.start_server()
-    return forkserver.Forked
-
-
 # --- Runs -------------------------------------------------------------------------
 
 
@@ -154,7 +125,7 @@ def run(folder, flags, ps, workers, timeout, options, more="", forks=True, watch
         )
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         command = ["bash", copy / "run.sh", *flags, "--save_seconds", 3600]
-        start = starter(forks)
+        start = runs.forked() if forks else subprocess.Popen
         began = time.monotonic()
         child = stack.enter_context(
             runs.process(command, start=start, env=env, cwd=str(copy), **pipes)

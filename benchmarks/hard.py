@@ -12,14 +12,13 @@ All but `models` train the convolutional network of problems/convolution.py, whi
 put at the end of problem.py in a copy of the example's folder. hard_data.py makes the
 data. A gradient is made to take longer by --slow_workers, as claims.py says.
 
-Writes hard.md, two figures, and hard.json, in which finished runs are kept; the next
-start repeats none whose example is unchanged.
+Writes two figures, and hard.json, in which finished runs are kept; the next start
+repeats none whose example is unchanged.
 
     python benchmarks/hard.py                        everything
     python benchmarks/hard.py --seeds 1              a fifth of the time, no bands
     python benchmarks/hard.py --draw                 draws what is kept, no more
     python benchmarks/hard.py --quick                a test of the script
-    python benchmarks/hard.py --write-readme         pastes, measures nothing
 """
 
 import claims
@@ -74,7 +73,7 @@ def with_model(name):
     return {"problem.py": MODELS / f"{name}.py", DATA: hard_data.FILE}
 
 
-def plan(scale=1.0, every=1, seeds=1):
+def plan(scale=1.0, seeds=1):
     """Returns the runs of all parts, all runs of one seed before those of the next."""
     found = []
 
@@ -122,7 +121,7 @@ def plan(scale=1.0, every=1, seeds=1):
     add("delay", HOGWILD, 0.1, "HogWild", GRADIENTS, many, 25, 2 * WORKERS)
     words = [*many, "--variance", "adaptive"]
     add("delay", DC, 0.1, "DC-ASGD", GRADIENTS, words, 25, 2 * WORKERS)
-    return claims.seeded(found[every - 1 :: every], seeds)
+    return claims.seeded(found, seeds)
 
 
 def results_of(planned, cache, any_code=False):
@@ -216,8 +215,8 @@ def claims_text(found, digits):
     text += f"\nAnother answer than with the digits: {changed} of {len(rows)}. "
     return text + (
         f"As good is what is at most\n{100 * MARGIN:g} % lower, and ahead what is at "
-        f"least {100 * MARGIN:g} % higher. The digits' numbers are those of\nclaims.md "
-        "and peers.md.\n"
+        f"least {100 * MARGIN:g} % higher. The digits' numbers are those of\n"
+        "claims.py and peers.py.\n"
     )
 
 
@@ -325,7 +324,7 @@ def cells_figure(found, path):
 
 
 def write_results(out, found, digits, quick=False):
-    """Writes the tables and the figures; returns the text.
+    """Draws the figures; returns the tables.
 
     `found` and `digits` are {part: {label: {x: result}}}.
     """
@@ -339,9 +338,7 @@ def write_results(out, found, digits, quick=False):
     if found.get("window"):
         texts.append(window_text(found["window"]))
         window_figure(found["window"], out / "hard-window")
-    text = "\n".join(texts)
-    runs.write(out / "hard.md", text)
-    return text
+    return "\n".join(texts)
 
 
 # --- The measurement ----------------------------------------------------------
@@ -360,17 +357,17 @@ def parse_args(argv=None):
 
 def main():
     with runs.finished(parse_args()) as args:
-        if args.write_readme:
-            return runs.write_readme(args.out)
-        scale, every = (0.05, 4) if args.quick else (1.0, 1)
-        planned = plan(scale, every, args.seeds)
+        planned = plan(0.05 if args.quick else 1.0, args.seeds)
+        if args.quick:
+            planned = runs.one_of_each(planned, lambda run: run.part)
         cache = claims.Cache(args.out / "hard.json", args.again)
         progress = None
         if not args.draw:
             hard_data.file()
             progress = claims.measure(planned, cache, args.timeout, ps=None, logs={})
         found = results_of(planned, cache, any_code=args.draw)
-        print(write_results(args.out, found, on_digits(), args.quick))
+        text = write_results(args.out, found, on_digits(), args.quick)
+        runs.publish(args, "hard", text)
         if progress:
             progress.end()
 

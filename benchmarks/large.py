@@ -4,11 +4,11 @@ The digits' perceptron with more hidden units, a mini-batch of one example and f
 rows of data: nearly all of a run is to read, send and write the vector. Runs of two
 workers, with one ps where the scheme has one, in turn:
 
-    100 MB   HogWild, Synchronous-SGD and Ring-All-Reduce: now, at an older commit
-             (--before), and with one arena; HogWild's model under ClusterCoordinator
+    100 MB   HogWild, Synchronous-SGD and Ring-All-Reduce, as they are and with one
+             arena; HogWild's model under ClusterCoordinator
     1 GB     the three schemes, with one arena
-    usual    the three schemes with 4,810 parameters, now and before: what a task
-             needs without a large vector
+    usual    the three schemes with 4,810 parameters: what a task needs without a large
+             vector
 
 The rate is that of the run: updates over the seconds from the first to the last.
 The memory is the most that a task has had resident, with start and checkpoints, less
@@ -16,9 +16,8 @@ that of the same task with 4,810 parameters, in multiples of M. M is the size of
 center variable. One arena is MALLOC_ARENA_MAX=1: glibc has eight arenas for each core,
 and memory that was freed in one of them is not used by the others.
 
-    python benchmarks/large.py --before 06d2f2e
+    python benchmarks/large.py
     python benchmarks/large.py --quick
-    python benchmarks/large.py --write-readme      pastes, measures nothing
 """
 
 import contextlib
@@ -44,8 +43,6 @@ SIZES = {
     "1 GB": (3_333_333, 20, 60, ONE),
 }
 PARTS = ("100 MB", "1 GB")
-# The columns of the table of memory: size, and of which code.
-MEASURED = [("100 MB", ", before"), *((size, "") for size in [*SIZES][1:])]
 LOOK = 0.05  # seconds between two looks at the memory of the tasks
 
 
@@ -96,7 +93,7 @@ def rows_of(folder):
     return path
 
 
-def train(scheme, size, root, timeout, scale):
+def train(scheme, size, timeout, scale):
     """Runs a scheme; returns its rate and {task: bytes at most}."""
     hidden, steps, _, variables = SIZES[size]
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -113,7 +110,6 @@ def train(scheme, size, root, timeout, scale):
                 SCHEMES[scheme],
                 WORKERS,
                 timeout=timeout,
-                root=root,
                 variables=variables,
                 more={"problem.py": units},
                 logdir=where / "logdir",
@@ -133,25 +129,21 @@ def coordinated(timeout, scale):
         return runs.run_script("coordinator.py", *flags, timeout=timeout)
 
 
-def jobs_of(args, before):
-    """Returns the runs of a round; `before` is the folder of the older commit."""
+def jobs_of(args):
+    """Returns the runs of a round."""
     scale = 0.1 if args.quick else 1.0
-    roots = {"": runs.REPO, ", before": before} if before else {"": runs.REPO}
-
     jobs = []
-    for size, (_, _, cost, variables) in SIZES.items():
+    for size, (_, _, cost, _) in SIZES.items():
         for scheme in SCHEMES:
-            for when, root in roots.items():
-                if variables and when:
-                    continue
-                parts = {one for one in PARTS if one in size} or set(PARTS)
-                key = f"{size}: {scheme}{when}"
-                make = functools.partial(train, scheme, size, root, args.timeout, scale)
-                jobs.append(runs.Job(key, parts, cost, make))
+            parts = {one for one in PARTS if one in size} or set(PARTS)
+            make = functools.partial(train, scheme, size, args.timeout, scale)
+            jobs.append(runs.Job(f"{size}: {scheme}", parts, cost, make))
         if size == "100 MB":
             key = f"{size}: {COORDINATOR}"
             make = functools.partial(coordinated, args.timeout, scale)
             jobs.append(runs.Job(key, {size}, 20, make))
+    if args.quick:
+        jobs = [job for job in jobs if job.key.endswith("HogWild")]
     return [job for job in jobs if job.parts & set(args.only)]
 
 
@@ -159,28 +151,25 @@ def jobs_of(args, before):
 
 
 def rates_table(rounds):
-    """Returns the table of the rates with 100 MB, beside those before."""
+    """Returns the table of the rates with 100 MB."""
     rows = []
     for scheme in (*SCHEMES, COORDINATOR):
         now = runs.series(rounds, f"100 MB: {scheme}", "steps_per_second")
         arena = f"100 MB, one arena: {scheme}"
         one = runs.spread(runs.series(rounds, arena, "steps_per_second"), 2)
-        then = runs.series(rounds, f"100 MB: {scheme}, before", "steps_per_second")
-        ratio = runs.spread(runs.ratios(now, then), 2)
-        rows.append([scheme, runs.spread(then, 2), runs.spread(now, 2), ratio, one])
+        rows.append([scheme, runs.spread(now, 2), one])
     ours = runs.series(rounds, "100 MB: HogWild", "steps_per_second")
     theirs = runs.series(rounds, f"100 MB: {COORDINATOR}", "steps_per_second")
     over = runs.spread(runs.ratios(ours, theirs), 2)
-    header = ["2 workers", "steps/s before", "now", "ratio", "now, one arena"]
-    text = runs.table(header, rows)
+    text = runs.table(["2 workers", "steps/s", "with one arena"], rows)
     return text + f"\nHogWild makes {over} times the steps/s of {COORDINATOR}.\n"
 
 
-def memory(rounds, size, scheme, when, task):
+def memory(rounds, size, scheme, task):
     """Returns what a task needs more than with 4,810 parameters, in M, by round."""
 
     def series(size):
-        found = runs.series(rounds, f"{size}: {scheme}{when}", "peaks")
+        found = runs.series(rounds, f"{size}: {scheme}", "peaks")
         return [(peaks or {}).get(task) for peaks in found]
 
     pairs = zip(series(size), series("usual"), strict=True)
@@ -194,13 +183,13 @@ def memory_table(rounds):
     for scheme in SCHEMES:
         for task in TASKS:
             cells = [
-                runs.spread(memory(rounds, size, scheme, when, task), 1)
-                for size, when in MEASURED
+                runs.spread(memory(rounds, size, scheme, task), 1)
+                for size in [*SIZES][1:]
             ]
             if set(cells) != {"-"}:
                 name = f"{task}, the chief" if task == "worker 0" else task
                 rows.append([f"{scheme}: {name}", *cells])
-    header = ["", "100 MB before", "100 MB", "100 MB, one arena", "1 GB, one arena"]
+    header = ["", "100 MB", "100 MB, one arena", "1 GB, one arena"]
     return runs.table(header, rows)
 
 
@@ -218,13 +207,13 @@ def gigabyte_table(rounds):
 
 
 def markdown(rounds):
-    """Returns large.md."""
+    """Returns the tables."""
     small, large = elements("100 MB"), elements("1 GB")
     return (
         runs.count_of(rounds)
-        + f"\n### {small:,} parameters, M = {4 * small / 1e6:.0f} MB\n\n"
+        + f"\n### 100 MB\n\n{small:,} parameters.\n\n"
         + rates_table(rounds)
-        + f"\n### {large:,} parameters, M = {4 * large / 1e9:.0f} GB\n\n"
+        + f"\n### 1 GB\n\n{large:,} parameters.\n\n"
         + gigabyte_table(rounds)
         + "\n### Memory of a task at most, in M\n\n"
         + memory_table(rounds)
@@ -233,23 +222,15 @@ def markdown(rounds):
 
 def main():
     parser = runs.measuring_parser(__doc__, PARTS)
-    parser.add_argument("--before", metavar="REV", help="also the code at this commit")
-    with (
-        runs.finished(parser.parse_args()) as args,
-        contextlib.ExitStack() as stack,
-    ):
-        if args.write_readme:
-            return runs.write_readme(args.out)
+    with runs.finished(parser.parse_args()) as args:
         if args.quick:
             SIZES.update(
                 {size: (3_333, 20, 5, SIZES[size][-1]) for size in [*SIZES][1:]}
             )
-        before = args.before and stack.enter_context(runs.checkout(args.before))
         code = {scheme: runs.fingerprint(scheme) for scheme in SCHEMES}
-        rounds, progress = runs.in_rounds(jobs_of(args, before), args, "large", code)
+        rounds, progress = runs.in_rounds(jobs_of(args), args, "large", code)
         text = markdown(rounds)
-        runs.write(args.out / "large.md", text)
-        print(text)
+        runs.publish(args, "large", text)
         progress.end()
 
 

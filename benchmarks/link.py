@@ -3,7 +3,7 @@
 The ps are on one side of a link and the workers on the other: two network namespaces
 of this machine, between which delay.py holds every packet for 25 or 50 ms. A round
 cannot take less than one round trip: the vector down, what is pushed up. Beside it the
-same with one round to a call, and at the commit --before.
+same with one round to a call.
 
     HogWild           1 worker: rounds are one after the other
     AEASGD            1 worker, T = 16
@@ -14,11 +14,12 @@ comes between the calls is in it: lines, evaluation, checkpoints. `the calls alo
 only the calls. The round trip is measured in the same minute, as the time in which a
 connection is refused. Needs Linux and root.
 
-    sudo .venv/bin/python benchmarks/link.py --before 1f494bb
+    sudo .venv/bin/python benchmarks/link.py
     sudo .venv/bin/python benchmarks/link.py --delays 25 --rounds 1
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -43,7 +44,6 @@ CALLS = (
     ("10 to a call", "1,10", "1e9"),
     ("1 to a call", "1", "-"),
 )
-BEFORE = "before"
 
 # What runs instead of the script: it changes two numbers, times every call, and then
 # runs the script.
@@ -82,9 +82,9 @@ runpy.run_path(script, run_name="__main__")
 class Link:
     """Two namespaces with a slow wire between them, until the `with` ends."""
 
-    def __init__(self, seconds, bits=None):
-        """`seconds` one way, `bits` a second each way, None: as many as there are."""
-        self.limits = [seconds] if bits is None else [seconds, bits]
+    def __init__(self, seconds):
+        """`seconds` one way."""
+        self.seconds = seconds
         self.stack, self.wire = contextlib.ExitStack(), None
         self.names = {side: f"link-{os.getpid()}-{side}" for side, _ in (PS, WORKERS)}
 
@@ -96,7 +96,7 @@ class Link:
             command = [runs.PYTHON, runs.HERE / "delay.py", *self.names.values()]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             self.wire = stack.enter_context(
-                runs.process([*command, *self.limits], text=True, **pipes)
+                runs.process([*command, self.seconds], text=True, **pipes)
             )
             if not self.wire.stdout.readline():
                 reason = self.wire.stderr.read().strip().splitlines()[-1]
@@ -140,23 +140,20 @@ def ip(*arguments):
         runs.fail(f"ip {' '.join(arguments)}: {done.stderr.strip()}", 3)
 
 
-def train(link, folder, calls, steps, timeout, workers=None, flags=()):
+def train(link, scheme, calls, steps, timeout):
     """Trains over the link; returns result.json, and what the clock said.
 
-    `folder` is that of the example, `calls` one of CALLS, None: the script untouched;
-    `workers` how many there are, None: as SCHEMES says; `flags` the script's own.
-    Added: `round`, seconds of a round from the second line that is printed to the last,
-    and `in_a_call`, seconds of a round in the calls of most rounds, None without CALLS.
+    `calls` is one of CALLS. Added: `round`, seconds of a round from the second line
+    that is printed to the last, and `in_a_call`, seconds of a round in the calls of
+    most rounds.
     """
-    script = str(folder / runs.registry.script_of(folder.name))
-    command = [runs.PYTHON, script]
-    if calls:
-        command = [runs.PYTHON, "-c", WRAPPER, script, *calls[1:]]
-    count = workers or SCHEMES[folder.name]
+    script = str(runs.REPO / scheme / runs.registry.script_of(scheme))
+    command = [runs.PYTHON, "-c", WRAPPER, script, *calls[1:]]
+    count = SCHEMES[scheme]
     worker_hosts = ",".join(f"{WORKERS[1]}:{PORT + i}" for i in range(count))
     logdir = tempfile.mkdtemp(prefix="benchmark-")
     command += ["--ps_hosts", f"{PS[1]}:{PORT}", "--worker_hosts", worker_hosts]
-    command += ["--steps", steps, "--logdir", logdir, *flags]
+    command += ["--steps", steps, "--logdir", logdir]
     env = runs.environment(PYTHONDONTWRITEBYTECODE=1, CUDA_VISIBLE_DEVICES="")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     end = time.monotonic() + timeout
@@ -175,13 +172,13 @@ def train(link, folder, calls, steps, timeout, workers=None, flags=()):
             failed = [child for child in children if child.poll()]
             if failed or link.wire.poll() is not None:
                 reason = (failed or [link.wire])[0].stderr.read()[-2000:]
-                raise runs.Unfinished(f"{folder.name} over the link: {reason}")
+                raise runs.Unfinished(f"{scheme} over the link: {reason}")
             if time.monotonic() > end:
-                raise runs.too_slow(f"{folder.name} over the link", timeout)
+                raise runs.too_slow(f"{scheme} over the link", timeout)
             time.sleep(0.1)
         if children[1].returncode:
             reason = children[1].stderr.read()[-2000:]
-            raise runs.Unfinished(f"{folder.name} over the link: {reason}")
+            raise runs.Unfinished(f"{scheme} over the link: {reason}")
         lines.join(5)
         result = json.loads(pathlib.Path(logdir, "result.json").read_text())
         result["round"] = of_lines(lines.lines)
@@ -203,22 +200,19 @@ def of_lines(lines):
 
 
 def of_calls(path):
-    """Returns the median seconds of a round in the calls of most rounds, or None."""
-    if not path.exists():
-        return None
+    """Returns the median seconds of a round in the calls of most rounds."""
     size, seconds = max((int(k), v) for k, v in json.loads(path.read_text()).items())
     return statistics.median(seconds) / size
 
 
-def measure(milliseconds, folder, calls, steps, timeout):
+def measure(milliseconds, scheme, calls, steps, timeout):
     """Returns the seconds of a round over a link, and those of a round trip."""
     with Link(milliseconds / 1000) as link:
         trip = link.round_trip()
-        result = train(link, folder, calls, steps, timeout)
-    alone = result["in_a_call"]
+        result = train(link, scheme, calls, steps, timeout)
     return {
         "trips": result["round"] / trip,
-        "in_a_call": alone and alone / trip,
+        "in_a_call": result["in_a_call"] / trip,
         "round_trip": trip,
         "test_accuracy": result["test_accuracy"],
     }
@@ -229,15 +223,13 @@ def key_of(scheme, milliseconds, label):
     return f"{scheme}, {milliseconds} ms, {label}"
 
 
-def jobs_of(args, before):
-    """Returns the measurements of a round; `before` is the older code's folder."""
+def jobs_of(args):
+    """Returns the measurements of a round."""
     found = []
     for milliseconds in args.delays:
         for scheme in SCHEMES:
-            kinds = [(calls[0], runs.REPO, calls) for calls in CALLS]
-            if before:
-                kinds.append((BEFORE, before, None))
-            for label, root, calls in kinds:
+            for calls in CALLS:
+                label = calls[0]
                 many = label in ("as it is", "10 to a call")
                 steps = 50 if args.quick else 200 if many else 100
                 trips = 1.6 if many else 3.6
@@ -247,8 +239,8 @@ def jobs_of(args, before):
                         key_of(scheme, milliseconds, label),
                         {"link"},
                         cost,
-                        lambda m=milliseconds, f=root / scheme, c=calls, s=steps: (
-                            measure(m, f, c, s, args.timeout)
+                        functools.partial(
+                            measure, milliseconds, scheme, calls, steps, args.timeout
                         ),
                     )
                 )
@@ -256,9 +248,8 @@ def jobs_of(args, before):
 
 
 def markdown(rounds, delays):
-    """Returns link.md: the round-trip times of a round."""
+    """Returns the round-trip times of a round."""
     labels = [label for label, *_ in CALLS]
-    labels += [BEFORE] * any(key.endswith(BEFORE) for one in rounds for key in one)
     header = list(labels)
     header.insert(header.index("10 to a call") + 1, "the calls alone")
     rows = []
@@ -299,27 +290,22 @@ def parse_args(argv=None):
     parser = runs.measuring_parser(__doc__, rounds=2)
     add = parser.add_argument
     add("--delays", type=delays, default=[25, 50], help="ms each way (25,50)")
-    add("--before", metavar="REV", help="also the code at this commit")
     return parser.parse_args(argv)
 
 
 def main():
-    with runs.finished(parse_args()) as args, contextlib.ExitStack() as stack:
-        if args.write_readme:
-            return runs.write_readme(args.out)
+    with runs.finished(parse_args()) as args:
         if not sys.platform.startswith("linux") or os.geteuid():
             runs.fail("it makes network namespaces, which takes Linux and root", 3)
         if not shutil.which("ip") or not os.path.exists("/dev/net/tun"):
             runs.fail("it needs the command `ip` (iproute2) and /dev/net/tun", 3)
         if args.quick:
-            args.delays = args.delays[:1]
-        before = args.before and stack.enter_context(runs.checkout(args.before))
+            args.delays = [5]
         code = {name: runs.fingerprint(name) for name in SCHEMES}
-        code |= {BEFORE: args.before}
-        rounds, progress = runs.in_rounds(jobs_of(args, before), args, "link", code)
+        jobs = jobs_of(args)[1:2] if args.quick else jobs_of(args)
+        rounds, progress = runs.in_rounds(jobs, args, "link", code)
         text = markdown(rounds, args.delays)
-        runs.write(args.out / "link.md", text)
-        print(text)
+        runs.publish(args, "link", text, root=True)
         progress.end()
 
 

@@ -1,21 +1,20 @@
 """What Distributed-MNIST's input can deliver, and whether training waits for it.
 
     python benchmarks/mnist_input.py                     1 GB of records in 16 files
-    python benchmarks/mnist_input.py --gigabytes 0.05 --out /tmp/try    to try it
-    python benchmarks/mnist_input.py --write-readme      paste the table into README.md
+    python benchmarks/mnist_input.py --quick             a test of the script
 
 Images per second of the input alone (parsed, shuffled, in batches): with files read in
 parallel, with one reader, with augmentation, and the same bytes from memory by NumPy.
 Then a worker's gradients of the convolutional network on that input, with TensorFlow's
 own trace of every step: how long a step takes, and how much of it `IteratorGetNext`,
-the wait for the next batch, does. The records are made once and kept in --folder.
+the wait for the next batch, does. The records are made once, and kept with --folder.
 """
 
 import argparse
-import datetime
+import contextlib
 import importlib
-import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -126,45 +125,42 @@ def waits(index, steps: int) -> tuple[float, float]:
 
 def main() -> None:
     """Writes a table in Markdown, and prints it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add = parser.add_argument
-    add("--gigabytes", type=float, default=1.0, help="of records")
-    add("--folder", help="of the records (default: in the temporary directory)")
-    add("--seconds", type=float, default=10.0, help="of each measurement")
-    add("--steps", type=int, default=200, help="that are traced")
-    add("--out", type=Path, default=runs.RESULTS, help="where the table goes")
-    add("--write-readme", action="store_true", help="only paste the table")
-    args = parser.parse_args()
-    if args.write_readme:
-        return runs.write_readme(args.out)
-    importlib.import_module("records").quiet()
-    temporary = os.environ.get("TMPDIR", "/tmp")
-    folder = args.folder or f"{temporary}/records-{args.gigabytes}GB"
-    index = generated(args.gigabytes, folder)
+    parser = runs.measuring_parser(__doc__ or "", rounds=None)
+    parser.add_argument("--folder", help="of the records (none: they are thrown away)")
+    with runs.finished(parser.parse_args()) as args, contextlib.ExitStack() as stack:
+        importlib.import_module("records").quiet()
+        temporary = tempfile.TemporaryDirectory(prefix="benchmark-")
+        folder = args.folder or stack.enter_context(temporary)
+        gigabytes, seconds, steps = (0.01, 0.5, 5) if args.quick else (1.0, 10.0, 200)
+        index = generated(gigabytes, folder)
+        text = measured(index, seconds, steps)
+        runs.publish(args, "mnist_input", text)
+
+
+def measured(index, seconds: float, steps: int) -> str:
+    """Returns the table of the input, and the sentence of the waiting."""
     files = index.splits["train"]
     count = sum(entry["examples"] for entry in files)
     size = sum(entry["bytes"] for entry in files) / 1e9
     rows = [
-        [name, f"{rate_of_input(index, args.seconds, **changes):.0f}"]
+        [name, f"{rate_of_input(index, seconds, **changes):,.0f}"]
         for name, changes in (
             ("4 readers, the default", {}),
             ("1 reader", {"readers": 1}),
             ("4 readers, augmented", {"augment": 1}),
         )
     ]
-    memory = rate_of_memory(args.seconds, count)
-    rows.append(["NumPy, from memory, not parsed", f"{memory:.0f}"])
-    step, wait = waits(index, args.steps)
-    text = (
-        f"{count} images of {SIDE}x{SIDE}, {size:.2f} GB in {len(files)} files.\n\n"
+    memory = rate_of_memory(seconds, count)
+    rows.append(["NumPy, from memory, not parsed", f"{memory:,.0f}"])
+    step, wait = waits(index, steps)
+    return (
+        "### Images per second of the input\n\n"
+        f"{count:,} images of {SIDE}x{SIDE}, {size:.2f} GB in {len(files)} files.\n\n"
         + runs.table(["input", "images/s"], rows)
         + f"\nA training step takes {step:.2f} ms, of which it waits {wait:.3f} ms "
-        f"({100 * wait / step:.1f} %) for its batch of 32 (medians of {args.steps}, "
-        f"augmented). {datetime.date.today()}, 2 cores.\n"
+        f"({100 * wait / step:.1f} %) for its batch of 32 (medians of {steps}, "
+        "augmented).\n"
     )
-    args.out.mkdir(parents=True, exist_ok=True)
-    runs.write(args.out / "mnist_input.md", text)
-    print(text)
 
 
 if __name__ == "__main__":

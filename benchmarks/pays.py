@@ -21,9 +21,8 @@ from the moment at which all have warmed up, to the pull of parameters that reac
 of the final accuracy of one process.
 
     python benchmarks/pays.py
-    python benchmarks/pays.py --only point --seeds 3
+    python benchmarks/pays.py --only point --seeds 5
     python benchmarks/pays.py --quick
-    python benchmarks/pays.py --write-readme      pastes, measures nothing
 """
 
 import collections
@@ -39,6 +38,7 @@ import numpy as np
 import runs
 
 PARTS = ("cores", "sleep", "point")
+SEEDS = 3  # of each run
 ALONE, ASYNC, SYNC = "Non-Distributed-Setup", "HogWild", "Synchronous-SGD"
 SAID = {ALONE: "one process", ASYNC: "HogWild", SYNC: "Synchronous-SGD"}
 COPIES = 50  # of the weights in a run, at equal numbers of images
@@ -119,10 +119,9 @@ def plan(only, quick=False):
                 updates = count * n if folder == ASYNC else count
                 planned.append(Run("point", folder, n, 32, updates, 0.01, sleep))
     if quick:
-        parts = [[run for run in planned if run.part == part] for part in PARTS]
-        planned = [
-            run._replace(updates=run.updates // 5) for part in parts for run in part[:3]
-        ]
+        some = [run._replace(updates=run.updates // 10) for run in planned]
+        # One process, and the first other run of each part.
+        planned = runs.one_of_each(some, lambda run: (run.part, run.folder == ALONE))
     return planned
 
 
@@ -164,14 +163,14 @@ def tester(more, data="digits"):
     problem = types.ModuleType("problem")
     code = compile((source / "problem.py").read_text() + more, "problem.py", "exec")
     exec(code, problem.__dict__)
-    with emulated.silence(), tf.Graph().as_default():
+    with runs.silence(), tf.Graph().as_default():
         learning = problem.build(problem.load(data), 1, 0)
         vector = tf.placeholder(tf.float32, learning.start.shape)
         tensors = learning.test(vector)
         session = tf.Session()
 
     def test(weights):
-        with emulated.silence():
+        with runs.silence():
             found = session.run(tensors, {vector: weights})
         return tuple(map(float, found))
 
@@ -405,7 +404,7 @@ TITLES = {
 
 
 def markdown(found, only):
-    """Returns pays.md, of the parts that were measured."""
+    """Returns the tables of the parts that were measured."""
     count = seeds_in(found)
     text = "Of one seed.\n"
     if count != 1:
@@ -418,9 +417,8 @@ def markdown(found, only):
         text += (
             point_table(found) if part == "point" else training_table(found, planned)
         )
-    return (
-        text + "\n" + figures.shown("The speedup of N workers over one process", NAME)
-    )
+    text += "\n### The speedup of N workers\n\n"
+    return text + figures.shown("The speedup of N workers over one process", NAME)
 
 
 NAME = "pays"
@@ -474,18 +472,16 @@ def draw(found, path):
 
 def main():
     parser = runs.measuring_parser(__doc__, PARTS, rounds=None)
-    parser.add_argument("--seeds", type=runs.positive_int, help="of all runs (5)")
+    parser.add_argument(
+        "--seeds", type=runs.positive_int, help=f"of all runs ({SEEDS})"
+    )
     with runs.finished(parser.parse_args()) as args:
-        if args.write_readme:
-            return runs.write_readme(args.out)
-        args.rounds, args.seeds = 1, args.seeds or (1 if args.quick else 5)
+        args.rounds, args.seeds = 1, args.seeds or (1 if args.quick else SEEDS)
         code = emulated.code({ALONE, ASYNC, SYNC})
         rounds, progress = runs.in_rounds(jobs_of(args), args, NAME, code)
         found = rounds[0] if rounds else {}
-        text = markdown(found, args.only)
-        runs.write(args.out / f"{NAME}.md", text)
         draw(found, args.out / NAME)
-        print(text)
+        runs.publish(args, NAME, markdown(found, args.only))
         progress.end()
 
 

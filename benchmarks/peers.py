@@ -12,13 +12,12 @@
     batch    Large-Minibatch: accuracy after as many epochs at k times the batch, and
              test loss by epoch; the rate fixed, times k, and with a warm-up
 
-Writes peers.md, a figure for each part but rate and large, peers.json with the rounds
-of these, and peers-runs.json, in which finished runs are kept.
+Writes a figure for each part but rate and large, peers.json with the rounds of these,
+and peers-runs.json, in which finished runs are kept.
 
     python benchmarks/peers.py                       everything
     python benchmarks/peers.py --only rate,large
     python benchmarks/peers.py --quick               a test of the script
-    python benchmarks/peers.py --write-readme        pastes, measures nothing
 
 Horovod is measured if its environment is made (`bash Horovod/run.sh`).
 """
@@ -338,12 +337,13 @@ PLANS = {"local": local_runs, "outer": outer_runs, "pool": pool_runs}
 PLANS.update({"bytes": bytes_runs, "batch": batch_runs, "slow": slow_runs})
 
 
-def plan(parts, scale=1.0, every=1):
-    """Returns the runs of the parts; `every` 2 takes each second of a part only."""
+def plan(parts, scale=1.0):
+    """Returns the runs of the parts."""
     found = []
     for part in parts:
-        some = PLANS[part](scale)[every - 1 :: every]
-        found += claims.seeded(some, SEEDS if part == "batch" and scale == 1 else 1)
+        found += claims.seeded(
+            PLANS[part](scale), SEEDS if part == "batch" and scale == 1 else 1
+        )
     return found
 
 
@@ -604,12 +604,12 @@ def figure(found, path, value, label):
 
 
 def write_results(out, rounds, found, quick=False):
-    """Writes the tables and figures of what there is; returns the text."""
+    """Draws the figures; returns the tables, of the rates and of the claims."""
     short = "Of few and short runs: a test of the script, not a measurement.\n"
-    texts = [short] if quick else []
+    rates, texts = ([short], [short]) if quick else ([], [])
     for part in RATES:
         if any(key.startswith(part) for measured in rounds for key in measured):
-            texts.append(rate_text(rounds, part))
+            rates.append(rate_text(rounds, part))
     makers = {"local": local_text, "outer": outer_text, "pool": pool_text}
     makers.update({"bytes": bytes_text, "batch": batch_text, "slow": slow_text})
     texts += [makers[part](results) for part, results in found.items() if results]
@@ -625,9 +625,7 @@ def write_results(out, rounds, found, quick=False):
     for part, draw in others.items():
         if found.get(part):
             draw(found[part], out / f"peers-{part}")
-    text = "\n".join(texts)
-    runs.write(out / "peers.md", text)
-    return text
+    return "\n".join(rates), "\n".join(texts)
 
 
 # --- The measurement -------------------------------------------------------------
@@ -636,27 +634,29 @@ def write_results(out, rounds, found, quick=False):
 def main():
     parser = runs.measuring_parser(__doc__, (*RATES, *CLAIMS))
     with runs.finished(parser.parse_args()) as args:
-        if args.write_readme:
-            return runs.write_readme(args.out)
-        args.scale, every = (0.05, 4) if args.quick else (1.0, 1)
+        args.scale = 0.05 if args.quick else 1.0
         code = "-".join(runs.fingerprint(folder) for folder in (RING, SYNC))
         if set(RATES) & set(args.only) and not VENV.joinpath("stamp").exists():
             print("without Horovod: `bash Horovod/run.sh` makes it", file=sys.stderr)
-        rounds, progress = runs.in_rounds(rate_jobs(args), args, "peers", code)
+        jobs = rate_jobs(args)
+        if args.quick:
+            jobs = runs.one_of_each(jobs, lambda job: job.parts)
+        rounds, progress = runs.in_rounds(jobs, args, "peers", code)
         cache = claims.Cache(args.out / "peers-runs.json", args.again)
-        chosen = [part for part in CLAIMS if part in args.only]
+        planned = plan([part for part in CLAIMS if part in args.only], args.scale)
+        if args.quick:
+            planned = runs.one_of_each(planned, lambda run: run.part)
         second = claims.measure(
-            *(plan(chosen, args.scale, every), cache, args.timeout),
-            ps=None,
-            logs={"batch": curve},
+            planned, cache, args.timeout, ps=None, logs={"batch": curve}
         )
         # Parts measured at another time are shown too.
-        short = args.scale, every
         found = {
-            part: claims.grid(plan([part], *short), cache, any_code=True)
+            part: claims.grid(plan([part], args.scale), cache, any_code=True)
             for part in CLAIMS
         }
-        print(write_results(args.out, rounds, found, args.quick))
+        rates, texts = write_results(args.out, rounds, found, args.quick)
+        runs.publish(args, "peers", rates)
+        runs.publish(args, "peers-runs", texts)
         second.failed += progress.failed
         second.end()
 

@@ -9,12 +9,11 @@ A gradient sleeps 50 ms, in schemes with a window 5 ms, so that two cores can be
 machines (--slow_workers). A straggler sleeps four times as long. With 1,000,000
 parameters the mini-batch is one example, so that little is computed.
 
-Writes predictions.md, predictions-cells.md, predictions.svg, and two files of raw
-numbers, predictions-calibration.json and predictions.json. Needs Linux and root.
+Writes predictions-cells.md, predictions.svg, and two files of raw numbers,
+predictions-calibration.json and predictions.json. Needs Linux and root.
 
     sudo .venv/bin/python benchmarks/predictions.py
     sudo .venv/bin/python benchmarks/predictions.py --quick
-    .venv/bin/python benchmarks/predictions.py --write-readme
 """
 
 import collections
@@ -451,11 +450,11 @@ def median(points):
 
 
 def markdown(points, costs):
-    """Returns predictions.md: the figure, errors by scheme, and what is far off."""
+    """Returns the figure, errors by scheme, and what is far off."""
     off = [point for point in points if abs(point.error) > OFF]
-    text = f"Cells, one run each: {len(points)}. Median error "
-    text += f"{100 * median(points):.0f} %; off by more than 40 %: {len(off)}.\n"
-    text += "\n### Predicted against measured\n\n"
+    text = "### Predicted against measured\n\n"
+    text += f"Cells, one run each: {len(points)}. Median error "
+    text += f"{100 * median(points):.0f} %; off by more than 40 %: {len(off)}.\n\n"
     text += figures.shown("predicted against measured updates/s", "predictions")
     rows = []
     for scheme in cost.SCHEMES:
@@ -503,7 +502,7 @@ def costs_table(costs):
 
 
 def cells_table(points):
-    """Returns predictions-cells.md: every cell."""
+    """Returns every cell."""
     rows = []
     for point in points:
         predicted, measured = point.predicted, point.measured
@@ -545,21 +544,17 @@ def draw(points, out):
 
 
 def write_results(out, measured, costs):
-    """Writes the tables and the figure; returns what predictions.md says."""
+    """Draws the figure and writes the table of all cells; returns the other tables."""
     points = points_of(measured, costs)
     if not points:
         return "no cell was measured\n"
     draw(points, out)
     runs.write(out / "predictions-cells.md", cells_table(points))
-    text = markdown(points, costs)
-    runs.write(out / "predictions.md", text)
-    return text
+    return markdown(points, costs)
 
 
 def main():
     with runs.finished(runs.measuring_parser(__doc__, rounds=1).parse_args()) as args:
-        if args.write_readme:
-            return runs.write_readme(args.out)
         star.check()
         calibrated, planned = [cell for cell, _ in CALIBRATION.values()], cells()
         if args.quick:
@@ -570,7 +565,8 @@ def main():
         costs = costs_of(middles(rounds))
         jobs = jobs_of(planned, args, costs)
         rounds, progress = runs.in_rounds(jobs, args, "predictions", code)
-        print(write_results(args.out, middles(rounds), costs))
+        text = write_results(args.out, middles(rounds), costs)
+        runs.publish(args, "predictions", text, root=True)
         progress.failed[:0] = first.failed
         progress.end()
 

@@ -1,4 +1,4 @@
-"""What the measurements of this folder share: runs, progress, tables, the README.
+"""What the measurements of this folder share: runs, progress, tables, the pages.
 
 An example is run as a reader runs it, by `bash run.sh` of its folder, with a LOGDIR
 that is thrown away. One run at a time: the machine is what is measured. A run that
@@ -33,7 +33,11 @@ FINAL = re.compile(r"step +(\d+)/(\d+) ")
 TIMEOUT = 180  # seconds of a run, unless --timeout says otherwise
 
 sys.path.insert(0, str(REPO / "tools"))
+sys.path.insert(0, str(REPO / "tests"))
 registry = importlib.import_module("registry")  # which folders there are
+forkserver = importlib.import_module("forkserver")
+# Whether tasks of examples are forks: with --quick.
+STARTS = argparse.Namespace(forks=False)
 
 # A measurement: its key in the JSON, the parts that need it, a guess of its seconds,
 # and the function that makes it.
@@ -124,8 +128,38 @@ def free_ports(count):
 
 
 @contextlib.contextmanager
-def process(command, start=subprocess.Popen, **options):
+def silence():
+    """Sends what this process and its children write on stderr nowhere."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def forked():
+    """Returns what starts a process as Popen does, with TensorFlow imported."""
+    with silence():  # TensorFlow, when the process that is forked imports it
+        forkserver.start_server()
+    return forkserver.Forked
+
+
+def starter(command, env=None, preexec_fn=None, **_):
+    """Returns what starts a command: with --quick a fork of an example, if it can."""
+    example = command[0] == "bash" and env and not preexec_fn
+    if STARTS.forks and example and forkserver.can_fork(command, env):
+        return forked()
+    return subprocess.Popen
+
+
+@contextlib.contextmanager
+def process(command, start=None, **options):
     """Starts a command in a group of its own, and leaves nothing of it behind."""
+    start = start or starter([*map(str, command)], **options)
     child = start(
         list(map(str, command)),
         stdin=subprocess.DEVNULL,
@@ -211,24 +245,6 @@ def variant(source, change, more=None):
                 raise Unfinished(f"{source.name}: {old!r} is not once in {script.name}")
             script.write_text(text.replace(old, new))
         yield copy
-
-
-@contextlib.contextmanager
-def checkout(revision):
-    """Gives a clone of this repository at a revision, which is thrown away after.
-
-    Raises Unfinished if there is no such revision.
-    """
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        for command in (
-            ["clone", "--quiet", "--no-checkout", REPO, folder],
-            ["-C", folder, "checkout", "--quiet", "--detach", revision],
-        ):
-            done = subprocess.run(["git", *command], capture_output=True, text=True)
-            if done.returncode:
-                reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
-                raise Unfinished(f"git, for {revision}: {reason}")
-        yield pathlib.Path(folder)
 
 
 def too_slow(what, timeout):
@@ -443,8 +459,8 @@ def in_rounds(jobs, args, name, code):
     """Makes the jobs in turn, `args.rounds` times; returns the rounds and the progress.
 
     A round is {key: result}; one that was not begun is left out. What is finished is
-    kept in NAME.json in `args.out`, beside `code`: what was measured with other code is
-    forgotten, and so is all with `args.again`.
+    kept in NAME.json in `args.out`, beside `code`: the next start goes on with it, if
+    the code is the same, and begins anew with `args.again`.
     """
     path = args.out / f"{name}.json"
     rounds = [] if args.again else kept(path, code)
@@ -463,7 +479,8 @@ def in_rounds(jobs, args, name, code):
             result = progress.make(lambda _, text=text: text, job.make)
             if result is not None:
                 measured[job.key] = result
-                write_json(path, {"code": code, "rounds": rounds})
+                kept_now = {"code": code, "measured": now(), "rounds": rounds}
+                write_json(path, kept_now)
     return [measured for measured in rounds if measured], progress
 
 
@@ -476,6 +493,11 @@ def kept(path, code):
         print("the code changed: measured afresh", file=sys.stderr)
         return []
     return old["rounds"]
+
+
+def one_of_each(items, kind):
+    """Returns the first item of each kind: what --quick makes."""
+    return [*{kind(item): item for item in reversed(items)}.values()][::-1]
 
 
 def measuring_parser(doc, parts=None, rounds=3):
@@ -493,8 +515,11 @@ def measuring_parser(doc, parts=None, rounds=3):
     add("--out", type=output_folder, help="folder (results/; --quick: none)")
     add("--timeout", type=positive_int, default=TIMEOUT, help="seconds of a run")
     add("--again", action="store_true", help="forget the rounds that are in --out")
-    add("--quick", action="store_true", help="a few short runs: a test of the script")
-    add("--write-readme", action="store_true", help="only paste the tables")
+    add(
+        "--quick",
+        action="store_true",
+        help="a short run of each part: a test of the script",
+    )
     parser.set_defaults(rounds=None, usual_rounds=rounds)
     return parser
 
@@ -505,12 +530,13 @@ def finished(args):
 
     With --quick and without --out the results go into a folder that is thrown away.
     """
+    STARTS.forks = args.quick
     if args.rounds is None:
         args.rounds = 1 if args.quick else args.usual_rounds
     with contextlib.ExitStack() as stack:
         if args.out is None:
             args.out = RESULTS
-            if args.quick and not args.write_readme:
+            if args.quick:
                 folder = tempfile.TemporaryDirectory(prefix="benchmark-")
                 args.out = pathlib.Path(stack.enter_context(folder))
         yield args
@@ -586,25 +612,69 @@ def table(header, rows, left=1):
     return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
 
 
-def paste(page, results):
-    """Returns the page with each results/NAME.md between its markers.
+# --- Pages --------------------------------------------------------------------
 
-    The markers are `<!-- begin NAME.md -->` and `<!-- end NAME.md -->`.
+
+def now():
+    """Returns the date and the commit, as "2026-11-27, commit 15df780"."""
+    date = time.strftime("%Y-%m-%d")
+    git = ["git", "-C", str(REPO)]
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], **CAPTURED).stdout
+    if not head:  # a copy without its history
+        return date
+    # What the measurements themselves write is no change of the code.
+    own = [":!benchmarks/results", ":!benchmarks/*.md"]
+    changed = [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", *own]
+    more = " and changes" if subprocess.run(changed, **CAPTURED).stdout else ""
+    return f"{date}, commit {head.strip()}{more}"
+
+
+CAPTURED = {"capture_output": True, "text": True}
+
+
+def measured_on(path):
+    """Returns `now()` of the newest result in a file of raw numbers."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    entries = [kept] if "rounds" in kept else kept.values()
+    return max((entry["measured"] for entry in entries), default=now())
+
+
+def filled(page, name, text, caption):
+    """Returns a page with the tables of `text` in their places.
+
+    A table of `text` has a heading, `### TITLE`. Its place on the page is between
+    `<!-- begin NAME: TITLE -->` and `<!-- end NAME: TITLE -->`; the page has a heading
+    of its own. A table without a place is left out. Each gets the caption, and behind
+    it what `text` says before its first heading.
     """
+    head, *parts = re.split(r"^### (.*)\n+", text, flags=re.M)
+    caption = " ".join([caption, *head.split()])
+    for title, body in zip(parts[::2], parts[1::2], strict=True):
+        # A picture lies in results/, as seen from the page.
+        body = re.sub(r"\]\((?=[\w-]+\.svg\))", "](results/", body.strip())
+        begin, end = (f"<!-- {word} {name}: {title} -->" for word in ("begin", "end"))
+        before, opened, rest = page.partition(begin)
+        _, closed, after = rest.partition(end)
+        if opened and closed:
+            page = f"{before}{begin}\n{caption}\n\n{body}\n{end}{after}"
+    return page
 
-    def block(match):
-        path = results / match[1]
-        body = path.read_text() if path.exists() else "Not measured yet.\n"
-        body = re.sub(
-            r"\]\((?=[\w-]+\.(?:png|svg)\))", "](results/", body
-        )  # as seen from here
-        return f"<!-- begin {match[1]} -->\n{body}<!-- end {match[1]} -->"
 
-    pattern = r"<!-- begin ([\w-]+\.md) -->\n.*?<!-- end \1 -->"
-    return re.sub(pattern, block, page, flags=re.S)
+def publish(args, name, text, source=None, root=False):
+    """Prints tables, and puts them on the pages of this folder; see `filled`.
 
-
-def write_readme(results=RESULTS):
-    """Pastes the tables of results/ into the README beside this file."""
-    page = HERE / "README.md"
-    write(page, paste(page.read_text(), results))
+    With another `args.out` than results/ they are written to NAME.md there instead.
+    `source` is the name of the file of raw numbers, if it is not NAME; `root` says that
+    the measurement takes sudo.
+    """
+    print(text)
+    if args.out != RESULTS:
+        return write(args.out / f"{name}.md", text)
+    script = os.path.basename(sys.argv[0])
+    command = f"{'sudo ' * root}.venv/bin/python benchmarks/{script}"
+    when = measured_on(args.out / f"{source or name}.json")
+    for path in sorted(HERE.glob("*.md")):
+        page = path.read_text()
+        changed = filled(page, name, text, f"{when}, `{command}`.")
+        if changed != page:
+            write(path, changed)

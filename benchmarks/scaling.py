@@ -8,7 +8,6 @@ two cores can be 24 workers. Parts, chosen by --only:
     ps      the same with two and four ps: HogWild
     start   HogWild with 1, 8 and 24 workers, as processes of their own: seconds of the
             start and of the end, and memory
-    more    two and four ps: Synchronous-SGD and AEASGD (only if --only names it)
 
 Of each run the time is measured in which all workers make rounds, from a second after
 they have begun together. In the parts but `start` a task is a fork of a process that
@@ -22,9 +21,8 @@ the costs of a processor that predictions.py has found): for these cores, which 
 tasks share, and for up to 1,024 workers on hosts of their own.
 
     python benchmarks/scaling.py
-    python benchmarks/scaling.py --only rates --rounds 1
+    python benchmarks/scaling.py --rounds 3        with the spread
     python benchmarks/scaling.py --quick
-    python benchmarks/scaling.py --write-readme      pastes, measures nothing
 """
 
 import collections
@@ -45,7 +43,7 @@ SMALL, LARGE = 4810, 1_000_000  # parameters
 FULL = 0.8  # of the perfect line
 CABLE = 1e10  # bits/s that the model takes for each host, and for this one
 ON_TO = 1024  # workers of the model
-PARTS = ("rates", "ps", "start", "more")
+PARTS = ("rates", "ps", "start")
 TIME = 8.0  # seconds of a run
 MANY, LEAST = 900, 60  # rounds of a run if P is large, see `rounds_of`
 # A scheme: its folder, T, flags, and how many rounds make an update: 1, or None for N.
@@ -65,24 +63,22 @@ Cell = collections.namedtuple("Cell", "part scheme elements ps workers")
 
 def plan(only, quick=False):
     """Returns the cells of the chosen parts."""
-    sizes, others = (SMALL, LARGE), ("Synchronous-SGD", "AEASGD, T = 4")
+    sizes = SMALL, LARGE
     cells = []
     for scheme in SCHEMES:
         ps = 0 if scheme == "Ring-All-Reduce" else 1
         cells += [Cell("rates", scheme, p, ps, n) for p in sizes for n in WORKERS]
-    for part, schemes in (("ps", ["HogWild"]), ("more", others)):
-        cells += [
-            Cell(part, scheme, p, ps, n)
-            for scheme in schemes
-            for p in sizes
-            for ps in (2, 4)
-            for n in FEWER
-        ]
+    cells += [
+        Cell("ps", "HogWild", p, ps, n) for p in sizes for ps in (2, 4) for n in FEWER
+    ]
     cells += [Cell("start", "HogWild", SMALL, 1, n) for n in STARTS]
     cells = [cell for cell in cells if cell.part in only]
     if quick:
-        few = {part: 1 if part == "start" else 2 for part in PARTS}
-        cells = [cell for cell in cells if cell.workers == few[cell.part]]
+        # No ps, one, and tasks that are no forks.
+        few = ("HogWild", 2, "rates"), ("Ring-All-Reduce", 2, "rates")
+        few += (("HogWild", 1, "start"),)
+        cells = [c for c in cells if (c.scheme, c.workers, c.part) in few]
+        cells = [c for c in cells if c.elements == SMALL or c.ps]
     return cells
 
 
@@ -364,7 +360,7 @@ FIELDS = ("first", "all", "start_cpu", "end")
 
 
 def markdown(rounds, only):
-    """Returns scaling.md, of the parts that were measured."""
+    """Returns the tables of the parts that were measured."""
     text, rows = runs.count_of(rounds), rows_of(rounds)
     for elements in (SMALL, LARGE):
         if not any(p == elements for _, p, _ in rows):
@@ -374,7 +370,8 @@ def markdown(rounds, only):
         text += "\n" + late_table(rounds, elements, rows)
         text += "\nAt the largest N:\n\n" + full_table(rounds, elements, rows)
     if rows:
-        text += "\n" + figures.shown("Examples/s against the number of workers", NAME)
+        text += "\n### Examples/s against the number of workers\n\n"
+        text += figures.shown("Examples/s against the number of workers", NAME)
         text += "\n" + figures.shown(
             "The cost model on to 1,024 workers", f"{NAME}-model"
         )
@@ -485,18 +482,12 @@ def draw_model(rounds, path):
 
 
 def main():
-    parser = runs.measuring_parser(__doc__, PARTS)
-    parser.set_defaults(only=list(PARTS[:3]))
-    with runs.finished(parser.parse_args()) as args:
-        if args.write_readme:
-            return runs.write_readme(args.out)
+    with runs.finished(runs.measuring_parser(__doc__, PARTS, 1).parse_args()) as args:
         code = emulated.code({scheme.folder for scheme in SCHEMES.values()})
         rounds, progress = runs.in_rounds(jobs_of(args), args, NAME, code)
-        text = markdown(rounds, args.only)
-        runs.write(args.out / f"{NAME}.md", text)
         draw(rounds, args.out / NAME)
         draw_model(rounds, args.out / f"{NAME}-model")
-        print(text)
+        runs.publish(args, NAME, markdown(rounds, args.only))
         progress.end()
 
 

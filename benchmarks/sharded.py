@@ -13,7 +13,6 @@ vector of all is 100 MB. Whole runs by run.sh, of 1, 2 and 4 workers in each sta
     python benchmarks/sharded.py
     python benchmarks/sharded.py --only memory
     python benchmarks/sharded.py --quick
-    python benchmarks/sharded.py --write-readme      pastes, measures nothing
 
 Memory and bytes are the same on a busy machine, rates are not.
 """
@@ -181,9 +180,9 @@ def jobs_of(args):
         return make
 
     jobs = []
-    for workers in WORKERS:
+    for workers in WORKERS[1:2] if args.quick else WORKERS:
         # What there is without a model is the same in all stages.
-        for width, stages in ((small, [3]), (big, STAGES)):
+        for width, stages in ((small, [3]), (big, [3] if args.quick else STAGES)):
             for stage in stages:
                 key = f"{workers} of {width}, stage {stage}"
                 cost = 20 + 15 * workers
@@ -202,13 +201,12 @@ def limit_jobs(args):
 
         return make
 
-    return [
-        runs.Job(label, {"limit"}, 100, of(*what)) for label, what in LIMITED.items()
-    ]
+    chosen = [*LIMITED.items()][-1:] if args.quick else LIMITED.items()
+    return [runs.Job(label, {"limit"}, 100, of(*what)) for label, what in chosen]
 
 
 def limit_markdown(rounds):
-    """Returns sharded-limit.md: who trains within the limit."""
+    """Returns who trains within the limit."""
     rows = []
     for label in LIMITED:
         found = [measured[label] for measured in rounds if label in measured]
@@ -236,7 +234,7 @@ def formula(stage, workers, elements):
 
 
 def markdown(rounds, out, big):
-    """Returns sharded.md, and draws sharded.svg."""
+    """Returns the table of the stages, and draws the figure."""
     rows, drawn = [], {}
     elements = parameters(big)
     size = 4 * elements
@@ -277,7 +275,7 @@ def markdown(rounds, out, big):
     header += ["sent by a worker, in M", "on the wire, in M", "steps/s over stage 0"]
     return (
         runs.count_of(rounds)
-        + f"\n### A model of {elements:,} weights, M = {size / 1e6:.0f} MB\n\n"
+        + f"\n### The stages\n\nA model of {elements:,} weights.\n\n"
         + runs.table(header, rows)
         + "\n"
         + figures.shown("Memory of a worker by stage and number of workers", "sharded")
@@ -310,21 +308,16 @@ def draw(found, elements, path):
 
 def main():
     with runs.finished(runs.measuring_parser(__doc__, PARTS).parse_args()) as args:
-        if args.write_readme:
-            return runs.write_readme(args.out)
         code = {FOLDER: runs.fingerprint(FOLDER), "steps": STEPS}
         if "memory" in args.only:
             rounds, progress = runs.in_rounds(jobs_of(args), args, "sharded", code)
             text = markdown(rounds, args.out, 600 if args.quick else WIDTH)
-            runs.write(args.out / "sharded.md", text)
-            print(text)
+            runs.publish(args, "sharded", text)
             progress.end()
         if "limit" in args.only:
             jobs = limit_jobs(args)
             rounds, progress = runs.in_rounds(jobs, args, "sharded-limit", code)
-            text = limit_markdown(rounds)
-            runs.write(args.out / "sharded-limit.md", text)
-            print(text)
+            runs.publish(args, "sharded-limit", limit_markdown(rounds))
             progress.end()
 
 

@@ -85,7 +85,6 @@ case ${1##*/} in
   cost_model.py | hard_data.py) exec @python@ "$@" ;;
   curve.py | timeline.py | notebooks.py | test_*.py) @curve@ ;;
 esac
-case " $* " in *" --write-readme "*) exec @python@ "$@" ;; esac
 [ -f "$1" ] || { echo "no script $1" >&2; exit 2; }
 case $1 in benchmarks/* | */benchmarks/*) exec @python@ "$@" @benchmark@ ;; esac
 exec @python@ "$@" @other@

@@ -27,7 +27,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 WIDTHS = (860, 1280)  # px
-PAGES = ("*.md", "docs/*.md", "*/README.md", "*/*/README.md")
+PAGES = ("*.md", "docs/*.md", "benchmarks/*.md", "*/README.md", "*/*/README.md")
 PACKAGES = {
     "axe-core": "4.14.1",  # for tests/test_play.py
     "github-markdown-css": "5.9.0",
