@@ -8,11 +8,11 @@ const play = (() => {
 
   // Where the measurements are. All links of the page to them are here.
   const MEASURED = {
-    clusters: "../../benchmarks/README.md#which-scheme-for-which-cluster",
-    claims: "../../benchmarks/README.md#accuracy-against-learning-rate-and-number-of-workers",
-    scaling: "../../benchmarks/README.md#1000000-parameters-a-gradient-of-50-ms",
-    predictions: "../../benchmarks/README.md#what-a-run-will-cost",
-    members: "../../benchmarks/README.md#diloco-workers-that-come-and-go-between-rounds",
+    clusters: "../../benchmarks/clusters.md#seconds-to-a-test-loss-of-055",
+    claims: "../../benchmarks/claims.md#accuracy-against-learning-rate-and-workers",
+    scaling: "../../benchmarks/many-workers.md#1000000-parameters",
+    predictions: "../../benchmarks/cost-model.md#what-a-run-will-cost",
+    members: "../../benchmarks/without-a-ps.md#diloco-workers-that-come-and-go-between-rounds",
   };
 
   // Each scheme: its learning rate, and what a link to it shows: beside what, and where. A
