@@ -45,10 +45,18 @@ def test_house_format(folder: str) -> None:
     text = (REPO / folder / "README.md").read_text()
     assert re.match(rf"# {re.escape(folder)}\b", text)
     assert re.findall(r"^## (.*?) *$", prose(text), re.M) == headings(folder)
+
+
+def test_the_version_on_the_pages_is_the_one_that_is_pinned() -> None:
     pins = (REPO / "requirements.txt").read_text()
     pin = re.search(r"^tensorflow==((\d+\.\d+)\S+)$", pins, re.M)
-    quoted = {*re.findall(r"tensorflow==([\d.]+\*?)", text)}
-    assert quoted and quoted <= {pin[1], f"{pin[2]}.*"}
+    for page in PAGES:
+        if page.parent.parent != REPO / "Engines":  # which need what theirs needs
+            text = page.read_text()
+            quoted = {*re.findall(r"install [^`\n]*tensorflow==([\d.]+\*?)", text)}
+            assert quoted <= {pin[1], f"{pin[2]}.*"}, page
+    for name in ("README.md", "docs/folder.md", "docs/clusters.md"):
+        assert f"tensorflow=={pin[2]}.*" in (REPO / name).read_text()
 
 
 def anchors(text: str) -> set[str]:

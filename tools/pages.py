@@ -20,6 +20,9 @@ import registry
 from registry import script_of
 from sections import read, split
 
+# Lines of a diff that is folded, so that what is below it is found.
+LONG = 80
+
 
 @functools.cache
 def changes(parent: str, child: str) -> tuple[str, str]:
@@ -42,6 +45,14 @@ def changes(parent: str, child: str) -> tuple[str, str]:
             lines.append(sign + line)
             counts[sign] += 1
     return f"+{counts['+']} −{counts['-']}", "\n".join(lines)
+
+
+def folded(sentence: str, code: str) -> str:
+    """Returns a sentence and code, which has to be opened if it is long."""
+    if code.count("\n") <= LONG:
+        return f"{sentence}\n\n{code}"
+    summary = f"<summary>{sentence} Open them here.</summary>"
+    return f"<details>{summary}\n\n{code}\n</details>\n"
 
 
 def table(head: str, rows: list[tuple[str, ...]]) -> str:
@@ -92,9 +103,9 @@ def blocks(root: Path) -> dict[str, tuple[str, str, str]]:
         if e.parent:
             scripts = (read(root / f / script_of(f)) for f in (e.parent, e.folder))
             counts[e.folder], diff = changes(*scripts)
-            text = (
-                f"{counts[e.folder]} lines, generated from the two scripts.\n\n"
-                f"```diff\n{diff}\n```\n"
+            text = folded(
+                f"{counts[e.folder]} lines, generated from the two scripts.",
+                f"```diff\n{diff}\n```\n",
             )
             heading = f"\n## What changes from {e.parent}\n"
             found[f"{e.folder}/README.md"] = heading, "diff", text
