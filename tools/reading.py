@@ -31,7 +31,12 @@ class Stop(NamedTuple):
 
 def notebooks(root: Path) -> list[Stop]:
     """Returns the notebooks, in the order of their numbers."""
-    paths = sorted((root / NOTEBOOKS).glob("**/[0-9]*.ipynb"), key=lambda p: p.name)
+
+    def place(path):
+        number = re.match(r"\d+", path.name)[0]
+        return int(number), path.name
+
+    paths = sorted((root / NOTEBOOKS).glob("**/[0-9]*.ipynb"), key=place)
     own = [p for p in paths if ".ipynb_checkpoints" not in p.parts]
     files = [path.relative_to(root).as_posix() for path in own]
     return [Stop(f, f, Path(f).stem) for f in files]
