@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -151,27 +152,42 @@ def cell(engine, example, steps=200, timeout=300, options=(), scheme=None, **env
 
 
 def table(cells, engines, examples):
-    """Returns the table: a row an example, a column an engine."""
-    heads, rows = ["example"], []
+    """Returns the table: a row an engine; its cells are in its matrix.json."""
+    heads = [
+        "engine",
+        "version",
+        "date",
+        "passed",
+        "seconds of a run",
+        "not run, or wrong",
+    ]
+    rows = []
     for engine in engines:
-        known = [cells[key] for key in cells if key.startswith(f"{engine} ")]
-        # Without the engine's own name, which the column has already.
-        names = sorted(
-            {one["version"].removeprefix(f"{engine.lower()} ") for one in known}
+        mine = {name: cells.get(f"{engine} {name}") for name in examples}
+        known = [one for one in mine.values() if one]
+        # Without the engine's own name, which the first column has already.
+        names = {one["version"].removeprefix(f"{engine.lower()} ") for one in known}
+        seconds = [one["seconds"] for one in known]
+        least, middle, most = min(seconds), statistics.median(seconds), max(seconds)
+        left = [name for name, one in mine.items() if one is None]
+        left += [f"**{n}: {one['wrong']}**" for n, one in mine.items() if wrong_in(one)]
+        rows.append(
+            [
+                f"[{engine}]({engine}/)",
+                ", ".join(sorted(names)),
+                max(one["date"] for one in known),
+                f"{sum(not one['wrong'] for one in known)} of {len(known)}",
+                f"{middle:.0f} ({least:.0f} to {most:.0f})",
+                ", ".join(left),
+            ]
         )
-        dates = sorted({one["date"] for one in known})
-        heads.append(
-            f"{engine.replace('On', '<br>On')}<br>{', '.join(names)}<br>{dates[-1]}"
-        )
-    for example in examples:
-        row = [f"[{example}](../{example}/)"]
-        for engine in engines:
-            one = cells.get(f"{engine} {example}")
-            shown = "–" if one is None else f"{one['seconds']:.0f} s"
-            row.append(f"**{one['wrong']}**" if one and one["wrong"] else shown)
-        rows.append(row)
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def wrong_in(cell):
+    """Says whether a cell was run and something was wrong."""
+    return bool(cell and cell["wrong"])
 
 
 def kept():
@@ -201,9 +217,10 @@ def write_table(cells):
     new = table(cells, engines, registry.folders())
     passed = sum(not one["wrong"] for one in cells.values())
     text = (
-        f"\n{passed} of {len(cells)} cells that were run have passed. A cell has the "
-        "seconds from the command to the prompt, the engine's start included (2 cores, "
-        "no accelerator, other work on them), or what was wrong; – was not run.\n\n"
+        f"\n{passed} of {len(cells)} runs have passed. The seconds are from the "
+        "command to the prompt, the engine's start included: the median of all "
+        "examples, the least and the most (2 cores, no accelerator, other work on "
+        "them). Those of each example are in `matrix.json` of the engine's folder.\n\n"
         f"{new}\n\n"
         if cells
         else "\nNot run yet.\n\n"

@@ -75,6 +75,7 @@ case "${1-} ${2-}" in
   "-m venv") @venv@ ;;
   "-m pytest") shift 2; @pytest@ ;;
   "-m tensorboard.main") exit 0 ;;
+  "-m jupyter") shift 2; exec jupyter "$@" ;;
   "-B "*launch*.py) # run.sh: what it starts is to be this program, too
     me=$(cd "${0%/*}" && pwd)/${0##*/}
     exec @python@ -B -c @starts@ "$me" "${@:2}" ;;

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import copies
 import pytest
+import reading
 import registry
 from tree import REPO, files, run, short
 
@@ -45,10 +46,18 @@ def test_house_format(folder: str) -> None:
     text = (REPO / folder / "README.md").read_text()
     assert re.match(rf"# {re.escape(folder)}\b", text)
     assert re.findall(r"^## (.*?) *$", prose(text), re.M) == headings(folder)
+
+
+def test_the_version_on_the_pages_is_the_one_that_is_pinned() -> None:
     pins = (REPO / "requirements.txt").read_text()
     pin = re.search(r"^tensorflow==((\d+\.\d+)\S+)$", pins, re.M)
-    quoted = {*re.findall(r"tensorflow==([\d.]+\*?)", text)}
-    assert quoted and quoted <= {pin[1], f"{pin[2]}.*"}
+    for page in PAGES:
+        if page.parent.parent != REPO / "Engines":  # which need what theirs needs
+            text = page.read_text()
+            quoted = {*re.findall(r"install [^`\n]*tensorflow==([\d.]+\*?)", text)}
+            assert quoted <= {pin[1], f"{pin[2]}.*"}, page
+    for name in ("README.md", "docs/folder.md", "docs/clusters.md"):
+        assert f"tensorflow=={pin[2]}.*" in (REPO / name).read_text()
 
 
 def anchors(text: str) -> set[str]:
@@ -197,3 +206,32 @@ def test_citation() -> None:
     for field in ("cff-version", "message", "title", "authors", "date-released"):
         assert re.search(rf"^{field}:", text, re.M), field
     assert "docs/references.bib" in text
+
+
+# --- The path of a reader -----------------------------------------------------
+
+
+def test_the_path_leads_through_every_page_and_notebook() -> None:
+    """From each to the next and back; test_copies sees that the lines are renewed."""
+    for stops in (reading.notebooks(REPO), reading.examples()):
+        assert len(stops) > 10
+        for stop, after in itertools.pairwise(stops):
+            texts = [(REPO / file).read_text() for file in (stop.file, after.file)]
+            assert f"next: {reading.link(after, stop.file)}" in texts[0]
+            assert f"before: {reading.link(stop, after.file)}" in texts[1]
+            assert f"**Next:** {reading.link(after, stop.file)}" in texts[0]
+
+
+def test_a_page_without_a_place_gets_the_lines_once() -> None:
+    one = reading.Stop("A/README.md", "A/", "A", "the first.")
+    two = reading.Stop("B/README.md", "B/", "B", "the second.")
+    page = "# A: a page\n\n" + "word " * 1100 + "\n"
+    made = reading.on_page(page, one.file, None, two)
+    assert made.startswith(
+        "# A: a page\n\n<!-- path:begin -->\n*10 minutes · next: [B]"
+    )
+    assert made.endswith("\n**Next:** [B](../B/): the second.\n<!-- next:end -->\n")
+    assert reading.without(made) == page
+    assert reading.on_page(made, one.file, None, two) == made
+    assert "before: [A](../A/)*" in reading.on_page("# B\n\nb\n", two.file, one, None)
+    assert [reading.minutes(n) for n in (1, 1000, 1001)] == [5, 5, 10]

@@ -85,13 +85,14 @@ def run(paths: list[Path], seconds: int = CELL_SECONDS) -> list[nbformat.Noteboo
 
 
 def digest(notebook: nbformat.NotebookNode) -> str:
-    """What the outputs depend on: the cells, what they import, the versions.
+    """What the outputs depend on: the code, what it imports, the versions.
 
     TensorBoard, which is last in requirements.txt, changes none of them.
     """
     found = hashlib.sha256()
     for cell in notebook.cells:
-        found.update(f"{cell.cell_type}\n{cell.source}\n".encode())
+        if cell.cell_type == "code":
+            found.update(f"{cell.source}\n".encode())
     found.update((FOLDER / "beginning.py").read_bytes())
     if any("import cost" in cell.source for cell in notebook.cells):
         found.update((FOLDER / "cost.py").read_bytes())

@@ -6,7 +6,8 @@
 
 A block between `<!-- diff:begin -->` and `<!-- diff:end -->` on a folder's page is the
 difference of its script from its parent's. The others are tables of all examples, in
-README.md and docs/which-example.md, and of the engines, in docs/clusters.md.
+README.md and docs/which-example.md, of the engines, in docs/clusters.md, and of the
+minutes of the notebooks. reading.py writes the path from page to page.
 """
 
 import argparse
@@ -16,9 +17,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+import reading
 import registry
 from registry import script_of
 from sections import read, split
+
+# Lines of a diff that is folded, so that what is below it is found.
+LONG = 80
 
 
 @functools.cache
@@ -44,6 +49,14 @@ def changes(parent: str, child: str) -> tuple[str, str]:
     return f"+{counts['+']} −{counts['-']}", "\n".join(lines)
 
 
+def folded(sentence: str, code: str) -> str:
+    """Returns a sentence and code, which has to be opened if it is long."""
+    if code.count("\n") <= LONG:
+        return f"{sentence}\n\n{code}"
+    summary = f"<summary>{sentence} Open them here.</summary>"
+    return f"<details>{summary}\n\n{code}\n</details>\n"
+
+
 def table(head: str, rows: list[tuple[str, ...]]) -> str:
     """Returns a table in Markdown."""
     rule = "|" + "---|" * (head.count("|") - 1)
@@ -57,7 +70,7 @@ def index() -> str:
         lines = [f"[{e.folder}]({e.folder}/): {e.sentence}" for e in members]
         title = "<br>".join(textwrap.wrap(group, 13))  # so that the column is narrow
         rows.append((f"**{title}**", "<br>".join(lines)))
-    return table("| | |", rows)
+    return table("| group | example |", rows)
 
 
 def details(counts: dict[str, str]) -> str:
@@ -92,12 +105,15 @@ def blocks(root: Path) -> dict[str, tuple[str, str, str]]:
         if e.parent:
             scripts = (read(root / f / script_of(f)) for f in (e.parent, e.folder))
             counts[e.folder], diff = changes(*scripts)
-            text = (
-                f"{counts[e.folder]} lines, generated from the two scripts.\n\n"
-                f"```diff\n{diff}\n```\n"
+            text = folded(
+                f"{counts[e.folder]} lines, generated from the two scripts.",
+                f"```diff\n{diff}\n```\n",
             )
             heading = f"\n## What changes from {e.parent}\n"
             found[f"{e.folder}/README.md"] = heading, "diff", text
+    if reading.notebooks(root):
+        page = f"{reading.NOTEBOOKS}/README.md"
+        found[page] = ("", "minutes", reading.table(root))
     return {
         **found,
         "README.md": ("", "index", index()),
@@ -110,7 +126,7 @@ def expected(root: Path) -> dict[str, str]:
     """Returns what each page should be; "" if it does not have one place for a block.
 
     That place is between two comments, on lines of their own; on a folder's page it is
-    under the heading that names the parent.
+    under the heading that names the parent. The lines of the path make their own.
     """
     found = {}
     for page, (heading, name, new) in blocks(root).items():
@@ -122,15 +138,16 @@ def expected(root: Path) -> dict[str, str]:
         under = head[max(head.rfind("\n## "), 0) :]
         placed = once and under.startswith(heading)
         found[page] = head + begin + new + end + tail if placed else ""
-    return found
+    return {**found, **reading.pages(root, found)}
 
 
 def check(root: Path) -> list[str]:
     """Returns what is wrong with the pages."""
     found = []
+    known = blocks(root)
     for page, text in expected(root).items():
-        heading, name, _ = blocks(root)[page]
-        if not text:
+        if not text and page in known:
+            heading, name, _ = known[page]
             under = f", under `{heading.strip()}`" if heading else ""
             found.append(
                 f"{page}: wanted once{under}, on lines of their own: "

@@ -56,7 +56,7 @@ EXAMPLES = [
         None,
         "Start here",
         None,
-        "thirteen notebooks explain servers, sessions, placement and costs.",
+        "fourteen notebooks explain servers, sessions, placement and costs.",
         "notebooks",
         "–",
         "–",
