@@ -34,7 +34,7 @@ COLLECTIVES = {
 MESSAGES = {"all-reduce": 2, "gather": 1, "reduce-scatter": 1}
 # TensorFlow's names of the messages of CollectiveAllToAllV2; a ring's have more colons.
 EXCHANGED = re.compile(r"\d+:\d+:\d+:\d+$")
-COUNT = "global_step"
+COUNT, NUMBER = "global_step", "number"  # on ps 0 or the chief; of each peer
 FEW = 100  # bytes: a message that is shorter has counts in it
 LEAST = 0.3  # milliseconds: a wait that is shorter is not drawn
 
@@ -172,7 +172,8 @@ def updates(one):
     if one.became != APPLIED:
         return None
     scopes = "push|number|update|all_reduce|all_gather"
-    return one.first(scopes, "AssignAdd", COUNT)
+    counted = one.first(scopes, "AssignAdd", COUNT)
+    return counted or one.first(scopes, "AssignAdd", NUMBER)
 
 
 def seen_by(one):
