@@ -10,7 +10,8 @@
 Differs from Local-SGD: an outer optimizer takes the mean movement as its gradient.
 Paper: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language
 Models, 2023, arXiv 2311.08105, Algorithm 1. With --fragments the workers exchange w
-piece by piece: Douillard et al., Streaming DiLoCo, 2025, arXiv 2501.18512.
+piece by piece, with --overlap while they go on: x ← α x + (1 − α) w, o steps after Δ
+was sent. Douillard et al., Streaming DiLoCo, 2025, arXiv 2501.18512.
 Run: bash run.sh
 """
 
@@ -49,10 +50,15 @@ def parse_args(argv=None):
     add(
         "--fragments", type=flags.positive_int, default=1, help="F, pieces of the model"
     )
+    add("--overlap", type=flags.natural, default=0, help="o, steps during an exchange")
+    add("--mix", type=flags.fraction, help="α, part of x that stays (0.5 if o > 0)")
     parser.set_defaults(steps=40, learning_rate=0.001)
     args = flags.parse(parser, argv)
     if args.window % args.fragments:
         task.fail(f"--window {args.window}: not a multiple of --fragments")
+    if args.overlap >= args.window // args.fragments:
+        task.fail(f"--overlap {args.overlap}: two fragments would be on their way")
+    args.mix = (0.5 if args.overlap else 0.0) if args.mix is None else args.mix
     return args
 
 
@@ -86,7 +92,6 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
     """
     mine, momentum = shared
     after = [*last.update, *last.local]
-    steps = args.window // args.fragments
     pieces = fragments.Fragments(center.shape.num_elements(), args.fragments)
 
     # w, u   (on this worker, as on all), x, m, v, t   (its own), f := whose turn it is
@@ -104,21 +109,32 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
         # x ← AdamW(x; g)
         return i + 1, *adamw(args, x, m, v, t, gradient), value
 
-    with tf.name_scope("gradient"):
+    def inner_steps(count, *begin):
         # Not before x is here: the loop would draw its mini-batches too early.
-        with tf.control_dependencies([x]):
+        with tf.control_dependencies(begin[:1]):
             zero = tf.constant(0)
-        begin = zero, x, *slots, 0.0
-        _, x, *slots, value = tf.while_loop(
-            lambda i, *_: i < steps, inner_step, begin, parallel_iterations=1
-        )
+        return tf.while_loop(
+            lambda i, *_: i < count, inner_step, (zero, *begin), parallel_iterations=1
+        )[1:]
+
+    with tf.name_scope("gradient"):
+        # T / F, of which o are made while the fragment before is on its way.
+        steps = args.window // args.fragments - args.overlap
+        if args.overlap:  # t is 0: nothing is on its way yet
+            steps += tf.where(tf.equal(slots[-1], 0), args.overlap, 0)
+        x, *slots, value = inner_steps(steps, x, *slots, 0.0)
 
     # Δ := (1/N) ∑ (w − x_k), all of fragment f   (worker → worker → ...)
     with tf.name_scope("all_reduce"):
         delta = ring.mean(pieces.get(weights, f) - pieces.get(x, f))
-        counted = stats.count(delta, steps * args.batch_size)
+        counted = stats.count(delta, (steps + args.overlap) * args.batch_size)
 
-    # u ← μ u + Δ,  w ← w − η_o (Δ + μ u),  x ← w, all of fragment f   (worker)
+    # o steps more, while Δ is on its way   (worker)
+    if args.overlap:
+        with tf.name_scope("overlap"):
+            x, *slots, value = inner_steps(args.overlap, x, *slots, value)
+
+    # u ← μ u + Δ,  w ← w − η_o (Δ + μ u),  x ← w + α (x − w), of fragment f   (worker)
     with tf.name_scope("update"):
         new = args.momentum * pieces.get(u, f) + delta
         move = args.outer_learning_rate * (delta + args.momentum * new)
@@ -127,7 +143,8 @@ def graph(args, center, stats, ring, shared, batch, loss, last):
             momentum.assign(pieces.put(u, f, new), read_value=False),
             center.assign(pieces.put(weights, f, moved), read_value=False),
         ]
-        pairs = zip(mine, [pieces.put(x, f, moved), *slots], strict=True)
+        mixed = moved + args.mix * (pieces.get(x, f) - moved)
+        pairs = zip(mine, [pieces.put(x, f, mixed), *slots], strict=True)
         local = [variable.assign(value, read_value=False) for variable, value in pairs]
     return rounds.Round(value, counted, [*update, counted.packed], local)
 

@@ -31,7 +31,7 @@ import launch
 import peer_harness
 import pytest
 
-FILES = ["conformance", "sync", "rounds", "clocks", "compression"]
+FILES = ["conformance", "sync", "rounds", "clocks", "compression", "outer", "buffer"]
 # The schemes: the harness that builds the graph of each, and the files that ask for it.
 SCHEMES = {
     **dict.fromkeys(harness.SCHEMES, (harness, FILES)),

@@ -98,6 +98,8 @@ def load(folder: str) -> types.ModuleType:
     """Imports an example's script; its cluster and problem are Distributed-Setup's."""
     reference()
     path = REPO / folder / registry.script_of(folder)
+    if str(path.parent) not in sys.path:  # a script may have a file beside it
+        sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

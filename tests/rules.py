@@ -111,6 +111,76 @@ def agn(schedule, batches, w, window, eta):
     return windowed(schedule, batches, w, window, lambda k, g: eta * g, push)
 
 
+def async_diloco(schedule, batches, w, windows, inner, epsilon, beta, n, c=0.0):
+    """Liu et al. 2024, Algorithm 3, delayed Nesterov; n = 1 is Nesterov at each push.
+
+    Worker k takes `windows[k]` steps of `inner[k]`, a function of x and g.
+    """
+    total, m, held, out = 0 * w, 0 * w, {}, []
+    for verb, k in schedule:
+        if verb == "pull":
+            held[k] = w, len(out)
+            continue
+        w_seen, seen = held.pop(k)
+        x = w_seen
+        for _ in range(windows[k]):
+            x = inner[k](x, x - next(batches[k]))
+        staleness, d = len(out) - seen, w_seen - x
+        total = total + d
+        if (len(out) + 1) % n == 0:
+            m, total = beta * m + total / n, 0 * total
+            w = w - epsilon * ((1 - c * n + c) * beta * m + d / n)
+        else:
+            w = w - epsilon * (c * beta * m + d / n)
+        out.append((staleness, w))
+    return out
+
+
+def s_of(form, a=0.0, b=0):
+    """Xie et al. 2019: s(τ), what a push counts that is τ versions old."""
+    if form == "hinge":
+        return lambda tau: 1 if tau <= b else 1 / (a * (tau - b) + 1)
+    return lambda tau: (1 + tau) ** -(a if form == "polynomial" else 0.0)
+
+
+def fedbuff(schedule, batches, w, window, eta, eta_s, k_of_n, s):
+    """Nguyen et al. 2022, Algorithm 1, its pushes weighed by s(τ).
+
+    K = `k_of_n` pushes make a version of w; the staleness τ counts versions.
+    """
+    total, version, pushes, held, out = 0 * w, 0, 0, {}, []
+    for verb, k in schedule:
+        if verb == "pull":
+            held[k] = w, version
+            continue
+        start, seen = held.pop(k)
+        x, tau = start, version - seen
+        for _ in range(window):
+            x = x - eta * (x - next(batches[k]))
+        total, pushes = total + s(tau) * (start - x), pushes + 1
+        if pushes == k_of_n:
+            w = w - eta_s * total / k_of_n
+            total, pushes, version = 0 * w, 0, version + 1
+        out.append((tau, w))
+    return out
+
+
+def fedasync(schedule, batches, w, window, eta, alpha, s):
+    """Xie et al. 2019, Algorithm 1, without its proximal term: w ← (1 − a) w + a x."""
+    version, held, out = 0, {}, []
+    for verb, k in schedule:
+        if verb == "pull":
+            held[k] = w, version
+            continue
+        x, seen = held.pop(k)
+        for _ in range(window):
+            x = x - eta * (x - next(batches[k]))
+        a = alpha * s(version - seen)
+        out.append((version - seen, (1 - a) * w + a * x))
+        w, version = out[-1][1], version + 1
+    return out
+
+
 def elastic(schedule, batches, w, window, eta, alpha, delta=0.0):
     """Zhang et al. 2015, Algorithms 1 (δ = 0) and 2: also returns every x."""
     x = [np.array(w) for _ in batches]
@@ -276,20 +346,25 @@ def adamw(eta, decay, b1=0.9, b2=0.95, epsilon=1e-8):
     return step
 
 
-def diloco(batches, w, updates, window, inner, eta_o, mu, fragments=1):
-    """Douillard et al. 2023, Algorithm 1; `inner` is one a worker. Pieces: 2025."""
-    x, u, trace = [w for _ in batches], 0 * w, []
+def diloco(batches, w, updates, window, inner, eta_o, mu, fragments=1, o=0, alpha=0):
+    """Douillard et al. 2023, Algorithm 1; `inner` is one a worker. Pieces, o, α: 2025.
+
+    What is sent after step t arrives o steps later, and x is then α x + (1 − α) w.
+    """
+    x, u, trace, step = [w for _ in batches], 0 * w, [], 0
     piece = np.arange(len(w)) // -(-len(w) // fragments)
-    for update in range(updates):
-        for k, c in enumerate(batches):
-            for _ in range(window // fragments):
-                x[k] = inner[k](x[k], x[k] - next(c))
-        turn = piece == update % fragments
-        delta = np.mean([w - a for a in x], axis=0)
-        u = np.where(turn, mu * u + delta, u)
-        w = np.where(turn, w - eta_o * (delta + mu * u), w)
-        x = [np.where(turn, w, a) for a in x]
-        trace.append(w)
+    while len(trace) < updates:
+        x = [f(a, a - next(c)) for f, a, c in zip(inner, x, batches, strict=True)]
+        step += 1
+        sent, when = divmod(step, window // fragments)
+        if when == 0:
+            delta = np.mean([w - a for a in x], axis=0)
+        if when == o and sent:
+            turn = piece == (sent - 1) % fragments
+            u = np.where(turn, mu * u + delta, u)
+            w = np.where(turn, w - eta_o * (delta + mu * u), w)
+            x = [np.where(turn, alpha * a + (1 - alpha) * w, a) for a in x]
+            trace.append(w)
     return trace
 
 

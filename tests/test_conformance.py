@@ -578,9 +578,12 @@ def test_placement(folder: str, num_ps: int) -> None:
     assert trainable == pieces
     # What a checkpoint has: nothing of the ps alone, nothing of a worker
     adagrad = {f"{piece}/Adagrad" for piece in pieces if "DOWNPOUR" in folder}
-    assert shared == pieces | adagrad | {"global_step", "counters", "stalest"}
+    of_scheme = {"Async-DiLoCo": "outer", "FedBuff": "buffer"}.get(folder)
+    beside = {f"{of_scheme}/part_{i}" for i in range(num_ps) if of_scheme}
+    assert shared == pieces | adagrad | beside | {"global_step", "counters", "stalest"}
     expected = {
         "DOWNPOUR": {"local", "local/Adagrad"},
+        "Async-DiLoCo": {"m", "v", "t"},
         "AEASGD": {"x"},
         "AEAMSGD": {"x", "v"},
         "Gradient-Compression": {"error", "momentum", "rounds"},
@@ -594,16 +597,19 @@ def test_placement(folder: str, num_ps: int) -> None:
         if node.op in ("MatMul", "IteratorGetNext"):
             assert where.endswith("/job:worker/replica:0/task:1"), node.name
         if node.op in ("MutexV2", "FIFOQueueV2", "ConditionalAccumulator"):
-            # The mean of a piece is where the piece is.
-            mean = re.fullmatch(rb"mean_(\d)", node.attr["shared_name"].s)
+            # The mean of a piece is where the piece is, and so is its lock.
+            name = node.attr["shared_name"].s.decode()
+            mean = re.fullmatch(r"mean_(\d)", name)
             ps = int(mean[1]) if mean else 0
+            if name == "update":
+                ps = int(node.name.endswith("_1"))
             assert where.endswith(f"/job:ps/replica:0/task:{ps}"), node.name
     for name, where in placed.items():
         if name in own:
             assert where.endswith("/job:worker/replica:0/task:1"), name
             continue
         number = int(name.split("part_")[1][0]) if "part_" in name else 0
-        number = number or int(name == "mean_square_1")
+        number = number or int(name in ("mean_square_1", "pushes_1"))
         assert where.endswith(f"/job:ps/replica:0/task:{number}"), name
     assert shared | own <= set(placed) <= shared | own | fresh
 

@@ -12,6 +12,7 @@ import itertools
 import json
 import signal
 import sys
+import threading
 import time
 import types
 
@@ -293,7 +294,7 @@ def test_trace_of_local_sgd(count: int) -> None:
 
 def sgd(args, x, m, v, t, g):
     """An inner optimizer for DiLoCo, in the place of `adamw`."""
-    return x - args.learning_rate * g, m, v, t
+    return x - args.learning_rate * g, m, v, t + 1
 
 
 @pytest.fixture
@@ -312,6 +313,74 @@ def test_trace_of_diloco_with_sgd_inside(count: int, diloco_of_sgd) -> None:
         found = run.trace(3 // count)
     expected = [1.0241, 2.22599993, 3.4067844547][count - 1 :: count]
     np.testing.assert_allclose(found, [[w] * 3 for w in expected], rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("mix", "trace"),
+    [
+        ("0", [1.0241, 1.9894847, 3.0082477649]),
+        (None, [1.0241, 1.97087135, 2.7424132342]),  # 0.5
+    ],
+)
+def test_trace_of_an_exchange_beside_a_step(mix, trace, count, diloco_of_sgd) -> None:
+    """T = 2, o = 1, by hand: A .451 and B 1.535 when w arrives; then half of it stays.
+
+    The first window is the only one of T + o steps.
+    """
+    flags = ["--overlap=1", *([f"--mix={mix}"] if mix else [])]
+    with Peers(DILOCO, *flags, start=[0.0] * 3, rounds=count) as run:
+        found, done = run.trace(3 // count), run.summary()
+        own = [peer.own("x") for peer in run.workers]
+    expected = [[w] * 3 for w in trace[count - 1 :: count]]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert done["examples"] == 2 * (3 * 2 + 1) * 32
+    if mix == "0":
+        np.testing.assert_array_equal(own, [found[-1]] * 2)
+
+
+def test_workers_go_on_while_they_exchange() -> None:
+    """Worker 1 begins when worker 0 has made the steps after its push."""
+    ahead = threading.Event()
+
+    class Behind(Peers):
+        def loss(self, index, usual):
+            made = itertools.count(1)
+
+            def step(w):
+                if index:
+                    assert ahead.wait(20)
+                elif next(made) == 5:  # of 3 + 2
+                    ahead.set()
+                return w
+
+            def loss(w, c):
+                w_late = tf.py_func(step, [w], tf.float32)
+                with tf.control_dependencies([w_late]):
+                    return usual(tf.identity(w), c)
+
+            return loss
+
+    with Behind(DILOCO, "--window=3", "--overlap=2", start=START) as run:
+        assert np.isfinite(run.trace(1)).all()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--overlap=5", "--window=10", "--fragments=2"], "--overlap 5: two fragments"),
+        (["--overlap=2", "--window=2"], "--overlap 2: two fragments"),
+        (["--mix=1"], "'1' is not a number from 0 up to, not with, 1"),
+        (["--window=5", "--fragments=2"], "--window 5: not a multiple"),
+    ],
+)
+def test_a_wrong_flag_of_diloco(flags: list, sentence: str, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        load(DILOCO).parse_args(["--task_index=0", "--worker_hosts=a:1", *flags])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
 
 
 @pytest.mark.quick
@@ -359,24 +428,31 @@ def test_any_local_sgd_is_the_rule(case: types.SimpleNamespace, after: int) -> N
     eta_o=st.sampled_from([0.3, 0.7, 1.0]),
     decay=st.sampled_from([0.0, 0.1]),
     fragments=st.integers(1, 3),
+    overlap=st.integers(0, 2),
+    mix=st.sampled_from([0.0, 0.5, 0.9]),
 )
 @ANY
-def test_any_diloco_is_the_rule(case, mu, eta_o, decay, fragments) -> None:
+def test_any_diloco_is_the_rule(
+    case, mu, eta_o, decay, fragments, overlap, mix
+) -> None:
     """AdamW's first steps are as long for a rounding error as for a gradient."""
+    overlap = min(overlap, case.window - 1)
     window, updates = case.window * fragments, 3 * case.rounds
     start = np.array(case.start) + 0.3
 
     def by_rule(w):
         inner = [rules.adamw(case.eta, decay) for _ in case.streams]
         batches = streams(*case.streams)
-        rule = rules.diloco(batches, w, updates, window, inner, eta_o, mu, fragments)
+        rule = rules.diloco(
+            batches, w, updates, window, inner, eta_o, mu, fragments, overlap, mix
+        )
         return np.array(rule[case.rounds - 1 :: case.rounds])
 
     expected = by_rule(start)
     assume(np.abs(by_rule(start + 1e-6) - expected).max() < 1e-4)
     flags = [f"--learning_rate={case.eta}", f"--window={window}", f"--momentum={mu}"]
     flags += [f"--weight_decay={decay}", f"--outer_learning_rate={eta_o}"]
-    flags += [f"--fragments={fragments}"]
+    flags += [f"--fragments={fragments}", f"--overlap={overlap}", f"--mix={mix}"]
     options = dict(streams=case.streams, start=start, rounds=case.rounds)
     with Peers(DILOCO, *flags, **options) as run:
         found = run.trace(3)

@@ -63,6 +63,11 @@ def centers_by_rule(folder: str, count: int, start: np.ndarray) -> list:
         out = rules.downpour_easy(schedule, a, start, 2, 0.1, 1.0)
     elif folder == "DOWNPOUR":
         out = rules.downpour(schedule, a, start, 2, 0.1, 1.0)
+    elif folder == "Async-DiLoCo":
+        inner = [rules.adamw(0.1, 0.0)]
+        out = rules.async_diloco(schedule, a, start, [2], inner, 0.7, 0.9, 1)
+    elif folder == "FedBuff":
+        out = rules.fedbuff(schedule, a, start, 2, 0.1, 1, 1, rules.s_of("constant"))
     elif folder == "AGN":
         out = rules.agn(schedule, a, start, 2, 0.1)
     else:

@@ -199,6 +199,40 @@ def test_a_ring_waits_until_the_last_has_come() -> None:
 
 
 @pytest.mark.quick
+def test_who_computes_beside_an_all_reduce_waits_only_afterwards() -> None:
+    """Worker 0 computes for 10 ms more, of the 40 in which worker 1 has not come."""
+    recording = ring()
+    for call in recording[0]["calls"]:
+        came = call["operations"][2][4]
+        for kind, start, length in (("PyFunc", 0, 9_000), ("concat", 9_000, 1_000)):
+            name, at = f"round_0/overlap/{kind}", came + start
+            more = ["worker 0", name, kind, "x", at, at + length]
+            call["operations"].append(more)
+    found = timeline_bars.timeline(recording, "peers", 2)
+    waits = [b for b in found.bars if b.kind == "wait"]
+    assert {round(b.end - b.start) for b in waits} == {ROUND / 1000 - 10}
+    one = waits[3].round
+    mine = [b for b in found.bars if b.round is one and b.kind == "gradient"]
+    assert [round(b.end - b.start) for b in mine] == [40, 10]
+    assert mine[-1].end == waits[3].start
+    text = drawn(found)
+    halves = re.findall(r'height="17" fill="#cc79a7"', text)
+    whole = re.findall(r'height="34" fill="#cc79a7"', text)
+    assert len(halves) == len(whole) > 3  # worker 1 has nothing to compute meanwhile
+
+
+@pytest.mark.quick
+def test_with_a_buffer_staleness_counts_full_ones() -> None:
+    recording = hogwild()
+    for call in (call for worker in recording for call in worker["calls"]):
+        step, stale, _ = call["counts"][0]
+        call["counts"][0][1] = (step - 1) // 2 - (step - 1 - stale) // 2
+    timeline_bars.timeline(recording, "ps", 2, buffer=2)
+    with pytest.raises(timeline_bars.WrongError, match="has staleness"):
+        timeline_bars.timeline(recording, "ps", 2)
+
+
+@pytest.mark.quick
 def test_a_ring_that_is_not_one_is_refused() -> None:
     early, few = ring(), ring()
     early[0]["calls"][3]["operations"][2][5] -= 2 * ROUND / 2

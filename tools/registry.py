@@ -152,6 +152,16 @@ EXAMPLES = [
         "[Hermans et al. 2017](https://arxiv.org/abs/1710.02368)",
     ),
     Example(
+        "Async-DiLoCo",
+        "DOWNPOUR-Easy",
+        "Talk less",
+        "ps",
+        "DiLoCo, but nobody waits: the ps adds momentum once in N pushes.",
+        "async",
+        "movement of T steps of AdamW, to delayed Nesterov",
+        "[Liu et al. 2024](https://arxiv.org/abs/2401.09135)",
+    ),
+    Example(
         "AEASGD",
         "DOWNPOUR-Easy",
         "Talk less",
@@ -170,6 +180,16 @@ EXAMPLES = [
         "async",
         "elastic difference, Nesterov on the worker",
         "[Zhang et al. 2015](https://arxiv.org/abs/1412.6651)",
+    ),
+    Example(
+        "FedBuff",
+        "Dynamic-SGD",
+        "Talk less",
+        "ps",
+        "the ps applies the mean of K pushes, in which late ones weigh less.",
+        "async",
+        "movement of T steps, of which the ps gathers K",
+        "[Nguyen et al. 2022](https://arxiv.org/abs/2106.06639)",
     ),
     Example(
         "Gradient-Compression",

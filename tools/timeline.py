@@ -135,10 +135,11 @@ def timeline_of(named, recordings):
             recordings.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(recording, separators=(",", ":")))
     family, alone = registry.of(folder).family, "--asynchronous" in flags
-    bound = None
-    if "--staleness" in flags:
-        bound = int(flags[flags.index("--staleness") + 1])
-    found = timeline_bars.timeline(recording, family, WORKERS, alone, bound)
+    numbers = dict(bound=("--staleness", None), buffer=("--buffer", 1))
+    for name, (flag, usual) in numbers.items():
+        number = flags[flags.index(flag) + 1] if flag in flags else ""
+        numbers[name] = int(number) if number.isdigit() else usual
+    found = timeline_bars.timeline(recording, family, WORKERS, alone, **numbers)
     return folder, flags, found
 
 

@@ -34,7 +34,7 @@ COLLECTIVES = {
 MESSAGES = {"all-reduce": 2, "gather": 1, "reduce-scatter": 1}
 # TensorFlow's names of the messages of CollectiveAllToAllV2; a ring's have more colons.
 EXCHANGED = re.compile(r"\d+:\d+:\d+:\d+$")
-COUNT = "global_step"
+COUNT, NUMBER = "global_step", "number"  # on ps 0 or the chief; of each peer
 FEW = 100  # bytes: a message that is shorter has counts in it
 LEAST = 0.3  # milliseconds: a wait that is shorter is not drawn
 
@@ -52,6 +52,7 @@ class Round:
         self.operations, self.messages = [], []
         self.number = None  # of the worker's rounds, where it says who is ahead
         self.lost = False  # TensorFlow has not noted all of its messages
+        self.beside = False  # it computes while it exchanges
 
     @property
     def task(self):
@@ -171,7 +172,8 @@ def updates(one):
     if one.became != APPLIED:
         return None
     scopes = "push|number|update|all_reduce|all_gather"
-    return one.first(scopes, "AssignAdd", COUNT)
+    counted = one.first(scopes, "AssignAdd", COUNT)
+    return counted or one.first(scopes, "AssignAdd", NUMBER)
 
 
 def seen_by(one):
@@ -194,6 +196,8 @@ def in_a_ring(rounds, others):
         entered = max(call.start for call in calls.values())
         for one in together:
             call, work = calls[one.task], gradients(one)
+            one.beside = bool(one.of("overlap", task=one.task))
+            work += gradients(one, "overlap") if one.beside else []
             if call.end < entered:
                 raise WrongError(
                     f"step {step}: {one.task} has the mean before all came"
@@ -203,14 +207,15 @@ def in_a_ring(rounds, others):
             one.lost = len(mine) != expected
             messages += [m._replace(kind="all-reduce") for m in mine]
             bars += work
-            if entered - call.start > LEAST:
-                wait = call.start, entered, "wait", one
-                bars.append(Bar(one.task, "wait", *wait))
+            begin = max(call.start, work[-1].end if one.beside else 0)
+            if entered - begin > LEAST:
+                bars.append(Bar(one.task, "wait", begin, entered, "wait", one))
             start = max(call.start, entered)
             bars.append(Bar(one.task, "all-reduce", start, call.end, "", one))
             done = one.of("update", DONE.pattern, one.task)
             ends = [o.end for o in done]
-            bars.append(Bar(one.task, "update", call.end, max(ends), "", one))
+            start = max(begin, call.end)
+            bars.append(Bar(one.task, "update", start, max(ends), "", one))
     return bars, messages
 
 
@@ -443,12 +448,12 @@ def between_calls(recording, rounds):
     return bars
 
 
-def timeline(recording, family, workers, asynchronous=False, bound=None):
+def timeline(recording, family, workers, asynchronous=False, bound=None, buffer=1):
     """Returns the Timeline of a recording of an example of a family.
 
-    `bound` is that of Stale-Synchronous-Parallel. The Timeline begins when every worker
-    that makes calls is traced, and ends before the first is no more. Raises WrongError
-    if the bars are not what the counters say.
+    `bound` is that of Stale-Synchronous-Parallel, `buffer` the K of FedBuff. It begins
+    when every worker that makes calls is traced, and ends before the first is no more.
+    Raises WrongError if the bars are not what the counters say.
     """
     if not all(worker["calls"] for worker in recording):
         raise WrongError("a worker made no call in the time that was traced")
@@ -480,11 +485,11 @@ def timeline(recording, family, workers, asynchronous=False, bound=None):
     tasks = sorted(tasks, key=lambda t: (t[:2] != "ps", int(t.split()[1])))
     stale = any(seen_by(one) for one in rounds) and family != "peers"
     found = Timeline(tasks, bars, messages, rounds, begin, end, stale)
-    check(found)
+    check(found, buffer)
     return found
 
 
-def check(timeline):
+def check(timeline, buffer=1):
     """Raises WrongError if updates, staleness or waits are not those of the counters.
 
     The counters are what the calls have fetched; the rest is from timestamps alone.
@@ -506,12 +511,15 @@ def check(timeline):
     if each > 1 and {numbers.count(n) for n in set(numbers[each:-each])} - {each}:
         raise WrongError("an update that not every worker made")
     if each == 1:
-        _check_staleness(timeline, made)
+        _check_staleness(timeline, made, buffer)
         _check_steps(timeline, dict((one.step, o) for one, o in made))
 
 
-def _check_staleness(timeline, made):
-    """The updates between a pull and its push are as many as its staleness."""
+def _check_staleness(timeline, made, buffer):
+    """The updates between a pull and its push are as many as its staleness.
+
+    With a buffer w moves once for so many of them.
+    """
     for one, own in made:
         seen = seen_by(one)
         if not seen or seen.start < timeline.begin or own.end > timeline.end:
@@ -519,7 +527,7 @@ def _check_staleness(timeline, made):
         others = [o for other, o in made if other is not one]
         least = sum(seen.end < o.start and o.end < own.start for o in others)
         most = sum(seen.start < o.end and o.start < own.end for o in others)
-        if not least <= one.staleness <= most:
+        if not least // buffer <= one.staleness <= -(-most // buffer):
             raise WrongError(
                 f"update {one.step} of {one.task} has staleness {one.staleness}, and "
                 f"{least} updates are between its pull and its push in the trace"

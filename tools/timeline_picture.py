@@ -249,11 +249,16 @@ def draw_bars(drawing, rows):
             more = ' stroke="#fff" stroke-width="1"'
         if bar.kind == "average":
             y, height = y + height - 9, 9
-        if bar.kind in HALVES:
-            y, height = y + height / 2 * HALVES[bar.kind], height / 2
+        if half(bar) is not None:
+            y, height = y + height / 2 * half(bar), height / 2
         if bar.kind == "between":
             y, height = rows.middle(bar.task) - 2, 4
         drawing.rect(x, y, width, height, fill, more)
+
+
+def half(bar):
+    """Returns which half of its row a bar takes, None if it has all of it."""
+    return 1 if bar.kind == "all-reduce" and bar.round.beside else HALVES.get(bar.kind)
 
 
 def write_words(drawing, rows):
@@ -312,8 +317,8 @@ def write_kinds(drawing, rows, bars):
         x, end = rows.x(bar.start), rows.x(bar.end)
         if bar.kind in ("wait", "all-reduce", "mini-batch", "late", *HALVES):
             word, y = bar.text or KINDS[bar.kind][1], rows.middle(bar.task)
-            if bar.kind in HALVES:
-                y += rows.sizes.row * (HALVES[bar.kind] / 2 - 0.25)
+            if half(bar) is not None:
+                y += rows.sizes.row * (half(bar) / 2 - 0.25)
             if width_of(word) < end - x - 4:
                 halo = "halo" if bar.kind == "wait" else ""
                 write(drawing, (x + end) / 2, y, [word], halo)

@@ -101,12 +101,12 @@ class Stats:
             applied = tf.identity(applied)
         return Counted(number, staleness, applied, packed)
 
-    def count(self, pushed, examples, pulled, seen=None, sent=None):
+    def count(self, pushed, examples, pulled, seen=None, sent=None, per=1):
         """Numbers an update that is applied as it comes; returns its Counted.
 
         `pushed` are the pieces that arrived on the ps, `pulled` what this worker got,
-        `examples` how many it used; `seen` the count of updates at its pull; `sent` the
-        bytes pushed and pulled, int64 [2], where these tensors do not say.
+        `examples` how many it used; `seen` the count at its pull, `per` updates each;
+        `sent` the bytes pushed and pulled, int64 [2], where these tensors do not say.
         """
         with tf.device(self.device):
             up = [size(tensor) for tensor in pushed] if sent is None else []
@@ -120,8 +120,9 @@ class Stats:
             number = self.step.read_value()
             applied = number < self.limit.read_value()
             # staleness := updates applied between pull and push
-            staleness = tf.zeros_like(number) if seen is None else number - seen
-            row = self.row(updates=1, rounds=1, examples=examples)
+            version = number // per if per > 1 else number
+            staleness = tf.zeros_like(number) if seen is None else version - seen
+            row = self.row(updates=1, rounds=1) + self.row(examples=1) * examples
             row += self.row(pushed=1) * sent[0] + self.row(pulled=1) * sent[1]
             row += self.row(staleness=1) * staleness
             done += self.add(row, applied, applied, staleness)
