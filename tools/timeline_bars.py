@@ -443,23 +443,18 @@ def between_calls(recording, rounds):
     return bars
 
 
-def timeline(recording, family, workers, asynchronous=False, bound=None):
-    """Returns the Timeline of a recording of an example of a family.
+def bars_of(rounds, others, family, workers, asynchronous=False):
+    """Returns (bars, messages, rounds) of Rounds of an example of a family.
 
-    `bound` is that of Stale-Synchronous-Parallel. The Timeline begins when every worker
-    that makes calls is traced, and ends before the first is no more. Raises WrongError
-    if the bars are not what the counters say.
+    Of peers only those rounds are returned that all workers have traced.
     """
-    if not all(worker["calls"] for worker in recording):
-        raise WrongError("a worker made no call in the time that was traced")
-    rounds, others = rounds_of(recording)
     bars, messages = [], []
     if family == "peers":
         whole = any(one.first("all_reduce", "CollectiveReduce") for one in rounds)
         bars, messages = (in_a_ring if whole else in_parts)(rounds, others)
         there = {bar.round for bar in bars}
-        rounds = [one for one in rounds if one in there]
-    for one in rounds if family != "peers" else []:
+        return bars, messages, [one for one in rounds if one in there]
+    for one in rounds:
         if family == "gossip":
             new = in_pairs(one, "worker 1")
         elif family == "client" and any(UNIT.match(o.name) for o in one.operations):
@@ -470,6 +465,20 @@ def timeline(recording, family, workers, asynchronous=False, bound=None):
         else:
             new = at_a_ps(one)
         bars, messages = bars + new[0], messages + new[1]
+    return bars, messages, rounds
+
+
+def timeline(recording, family, workers, asynchronous=False, bound=None):
+    """Returns the Timeline of a recording of an example of a family.
+
+    `bound` is that of Stale-Synchronous-Parallel. The Timeline begins when every worker
+    that makes calls is traced, and ends before the first is no more. Raises WrongError
+    if the bars are not what the counters say.
+    """
+    if not all(worker["calls"] for worker in recording):
+        raise WrongError("a worker made no call in the time that was traced")
+    rounds, others = rounds_of(recording)
+    bars, messages, rounds = bars_of(rounds, others, family, workers, asynchronous)
     if bound is not None:
         number_rounds(rounds, bound)
     bars += between_calls(recording, rounds)
