@@ -410,6 +410,7 @@ class Run:
         """Ends the run as a signal ends it; returns its status."""
         if self.process.poll() is None:
             with self.lock:
+                self.known.over = "The run is told to end."
                 for name in list(self.lines):
                     self._let_run(name)
             with contextlib.suppress(ProcessLookupError):

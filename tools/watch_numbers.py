@@ -5,7 +5,8 @@ run; other times in it are milliseconds.
 
     task    state of a task: starts, runs, frozen, gone, again (it starts), ended
     rounds  of a call of a worker: from `t`, `e` ms long; `n` has of each round when it
-            was counted (ms since t), its global step, its staleness, what became of it
+            was counted (ms since t), its global step, its staleness, what became of it;
+            `x`: it was traced, `f`: TensorFlow had to prepare it
     shape   of a call that was traced: its bars, and `p`, those of one of its rounds,
             [task, kind, start, end], which stand for rounds that were not traced
     now     numbers and the sentence, see `numbers`
@@ -18,6 +19,7 @@ length is measured, and what it was made of is that of the last traced one.
 
 import collections
 import re
+import statistics
 
 import timeline_bars
 from timeline_bars import APPLIED, WrongError
@@ -30,6 +32,7 @@ COMPUTES = ("gradient", "forward", "backward", "mini-batch", "update")
 SENDS = ("pull", "push", "all-reduce", "gather", "reduce-scatter", "average")
 SHARE = 0.1  # of its time that a task waits before the sentence is about it
 BUSY = 0.9  # of a core's time, or of all cores', that limits what runs there
+OWN = 0.3  # of all cores' time: a run that takes less is not limited by them
 SLOWER = 1.2  # times the gradient of others: that worker is slow
 STATES = {
     "frozen": "is frozen",
@@ -83,7 +86,8 @@ def shapes(calls, family, workers, asynchronous=False):
         own = collections.defaultdict(list)
         for bar in bars:
             if bar.round in mine:
-                own[bar.round.place].append(bar)
+                kind = bar.text if bar.text == "lock" else bar.kind
+                own[bar.round.place].append(bar._replace(kind=kind))
         # The first round of a call has the start of the call in it.
         places = sorted(own)[1:] or sorted(own)
         places.sort(key=lambda place: edges[place + 1] - edges[place])
@@ -181,6 +185,8 @@ class Known:
         self.tasks = {name: Task(name) for name in tasks}
         self.workers = sum(name.startswith("worker") for name in tasks)
         self.shapes, self.traced = {}, {}
+        # Of each lane, the ms that a round computed when it was traced last.
+        self.gradients = collections.defaultdict(lambda: collections.deque(maxlen=3))
         self.traces = self.wrong = 0
         self.updates = self.staleness = self.stalest = 0
         self.steps = collections.deque()  # (time, global step)
@@ -254,16 +260,18 @@ class Known:
         if "operations" in call:
             one["x"] = 1
             events += self._trace(worker, call, begin)
-        events.append({**one, "n": short})
         shape = self.shapes.get(owner)
         lanes = {}
-        if shape:
+        if call.get("first"):
+            one["f"] = 1  # how long a round of it took is not known
+        elif shape:
             mean = length / len(made)
             lanes = spent(shape, mean, owner)
             lanes = {
                 lane: {kind: ms * len(made) for kind, ms in kinds.items()}
                 for lane, kinds in lanes.items()
             }
+        events.append({**one, "n": short})
         task.calls.append((t, t + length / 1000, len(made), lanes, stale, self.loss))
         return events
 
@@ -289,6 +297,11 @@ class Known:
         events = []
         for owner, shape in found.items():
             self.shapes[owner] = shape
+            work = collections.Counter()
+            for lane, kind, start, end in shape.parts:
+                work[lane] += (end - start) * (kind in COMPUTES[:-1])
+            for lane, ms in work.items():
+                self.gradients[lane].append(ms)
             mine = calls[0 if self.family == "client" else int(owner.split()[1])]
             events.append(
                 {
@@ -393,17 +406,16 @@ class Known:
                 shares = {
                     "compute": sum(kinds[kind] for kind in COMPUTES),
                     "send": sum(kinds[kind] for kind in SENDS),
-                    "wait": kinds["wait"],
+                    "wait": kinds["wait"] + kinds["lock"],
+                    "lock": kinds["lock"],
                 }
                 for name, ms in shares.items():
                     if lane.startswith("worker"):
                         share = min(1.0, ms / 1000 / seconds)
                         here[name] = round(here.get(name, 0) + share, 3)
                 if lane.startswith("worker"):
-                    parts = [p for p in shape.parts if p[0] == lane]
-                    work = [p for p in parts if p[1] in COMPUTES[:-1]]
-                    ms = sum(p[3] - p[2] for p in work)
-                    here["gradient"] = round(ms, 2)
+                    work = statistics.median_high(self.gradients[lane])
+                    here["gradient"] = round(work, 2)
                     here.setdefault("round", mine["round"])
             for (lane, way), size in shape.bytes.items():
                 here = lanes[lane]
@@ -474,22 +486,32 @@ def number(value):
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
+def _share(worker):
+    """Returns the share of its time that a worker waits for others, not for a lock."""
+    return worker["wait"] - worker["lock"]
+
+
 def _waited(worker):
-    return worker["wait"] * worker["round"]
+    return _share(worker) * worker["round"]
 
 
 def _of_waits(workers):
     """Returns the sentence about who waits for whom, "" if that is no tenth of it."""
-    most = max(workers.values(), key=lambda v: v["wait"])
-    if most["wait"] < SHARE:
-        return ""
+    most = max(workers.values(), key=_share)
+    if _share(most) < SHARE:
+        who = max(workers, key=lambda k: workers[k]["lock"])
+        one = workers[who]
+        if one["lock"] < SHARE:
+            return ""
+        waited, length = ms(one["lock"] * one["round"]), ms(one["round"])
+        return f"{who} waits {waited} of each round of {length} for a lock."
     slow = max(workers, key=lambda k: workers[k]["gradient"])
     others = [v for k, v in workers.items() if k != slow]
     if others:
         usual = sorted(v["gradient"] for v in others)[len(others) // 2]
         waited = sum(map(_waited, others)) / len(others)
         slower = workers[slow]["gradient"] > SLOWER * usual
-        if slower and workers[slow]["wait"] < min(v["wait"] for v in others):
+        if slower and _share(workers[slow]) < min(map(_share, others)):
             theirs, they = "the others'", "the others wait"
             if len(others) == 1:
                 theirs, they = "the other's", "the other waits"
@@ -497,7 +519,7 @@ def _of_waits(workers):
                 f"{slow}'s gradient takes {ms(workers[slow]['gradient'])}, {theirs} "
                 f"{ms(usual)}: {they} {ms(waited)} of each round."
             )
-    share = percent(most["wait"])
+    share = percent(_share(most))
     who = next(k for k, v in workers.items() if v is most)
     length = ms(most["round"])
     return f"{who} waits {ms(_waited(most))} of each round of {length}, {share}."
@@ -508,10 +530,13 @@ def _of_machines(now, tasks):
     for name, task in tasks.items():
         if name.startswith("ps") and task.get("cpu", 0) >= BUSY:
             return f"{name} is busy {percent(min(1, task['cpu']))} of the time."
-    share, count = now.get("cores") or (0, 0)
-    if share >= BUSY:
+    share, count = now.get("cores") or (0, 1)
+    mine = sum(task.get("cpu", 0) for task in tasks.values()) / count
+    if share >= BUSY and mine >= OWN:
         cores = f"The {count} cores of this machine are" if count > 1 else "The core is"
-        return f"{cores} busy {percent(share)} of the time, and all tasks share them."
+        return (
+            f"{cores} busy {percent(share)} of the time, {percent(mine)} for this run."
+        )
     return ""
 
 
@@ -541,7 +566,7 @@ def said(text):
     """Returns up to three sentences of a page's first paragraphs: who waits."""
     intro = text.split("\n## ")[0].split("\n", 1)[-1]
     intro = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", intro)
-    intro = re.sub(r"<!--.*?-->|\*\*|`|\$", "", intro, flags=re.S)
+    intro = re.sub(r"<!--.*?-->|\*|`|\$", "", intro, flags=re.S)
     found = re.split(r"(?<=[.!?])\s+", " ".join(intro.split()))
     found = [one for one in found if "glossary" not in one and "\\" not in one]
     about = [one for one in found if re.search(r"worker|\bwait", one)]

@@ -7,6 +7,7 @@ to the socket, ten times a second:
     task, pid         at the start: this process is that task
     group, b, e       a call began and ended, seconds since 1970
     counts, losses    of its rounds: [step, staleness, what became of it, µs since b]
+    first             TensorFlow had to prepare the call: no other was of its size
     operations,       of a call that was traced, see timeline_recorder.trace_of; times
     messages          are µs since b
     open              a call that began then has not come back yet
@@ -86,8 +87,10 @@ class Recorder:
         ]
         metadata = message.pop("metadata", None)
         size = message["group"], len(counts)
-        if metadata is None:
-            self.usual.setdefault(size, collections.deque(maxlen=50))
+        if size not in self.usual:
+            self.usual[size] = collections.deque(maxlen=50)
+            message["first"] = True
+        elif metadata is None:
             self.usual[size].append(message["e"] - begin)
         else:
             spent = time.thread_time()
