@@ -14,7 +14,8 @@ run; other times in it are milliseconds.
     line    what the run has printed
 
 A round begins where the round before it was counted, or with its call. So a round's
-length is measured, and what it was made of is that of the last traced one.
+length is measured, and what it was made of is that of the last traced one. In some
+schemes a round is counted first, and then computes: it begins `lead` ms before that.
 """
 
 import collections
@@ -41,7 +42,7 @@ STATES = {
     "starts": "has not begun",
 }
 
-Shape = collections.namedtuple("Shape", "parts length bars bytes")
+Shape = collections.namedtuple("Shape", "parts length bars bytes lead", defaults=[None])
 
 
 # --- What a traced call looks like ------------------------------------------------
@@ -82,12 +83,19 @@ def shapes(calls, family, workers, asynchronous=False):
         if not mine:
             continue
         shift = 1000 * (call["b"] - origin)
-        edges = [0.0, *(row[3] / 1000 for row in call["counts"])]
         own = collections.defaultdict(list)
         for bar in bars:
             if bar.round in mine:
                 kind = bar.text if bar.text == "lock" else bar.kind
                 own[bar.round.place].append(bar._replace(kind=kind))
+        if not own:
+            continue
+        who = owner_of(worker, group, asynchronous)
+        ends = [row[3] / 1000 for row in call["counts"]]
+        lead = lead_of(
+            [b for b in own[max(own)] if b.task == who], ends[max(own)], shift
+        )
+        edges = edges_of(ends, 1000 * (call["e"] - call["b"]), lead)
         # The first round of a call has the start of the call in it.
         places = sorted(own)[1:] or sorted(own)
         places.sort(key=lambda place: edges[place + 1] - edges[place])
@@ -109,11 +117,31 @@ def shapes(calls, family, workers, asynchronous=False):
             if family == "client" or mine[0].task in ends:
                 sent[m.sender, "out"] += m.bytes / len(mine)
                 sent[m.to, "in"] += m.bytes / len(mine)
-        who = owner_of(worker, group, asynchronous)
-        found[who] = Shape(parts, length, drawn, dict(sent))
+        found[who] = Shape(parts, length, drawn, dict(sent), lead)
     if not found:
         raise WrongError("no round is whole in the trace")
     return found
+
+
+def lead_of(bars, counted, shift):
+    """Returns how long before its count a round begins, ms; None if it ends with it.
+
+    `bars` are those of its owner, `counted` is in ms of the call.
+    """
+    if not bars:
+        return None
+    begin, end = min(b.start for b in bars) - shift, max(b.end for b in bars) - shift
+    return max(0.0, counted - begin) if end - counted > counted - begin else None
+
+
+def edges_of(counted, length, lead):
+    """Returns where the rounds of a call begin, and the last ends, in ms of the call.
+
+    `counted` is when each was, `length` the call's. watch.html has the same function.
+    """
+    if lead is None:
+        return [0.0, *counted]
+    return [*(max(0.0, at - lead) for at in counted), length]
 
 
 def stretched(shape, length, owner):
@@ -309,6 +337,7 @@ class Known:
                     "t": round(mine["b"] - begin, 4),
                     "w": owner,
                     "len": round(shape.length, 2),
+                    "lead": shape.lead and round(shape.lead, 2),
                     "p": [_short(part) for part in shape.parts],
                     "bars": [_short(bar) for bar in shape.bars],
                 }
@@ -516,7 +545,7 @@ def _of_waits(workers):
             if len(others) == 1:
                 theirs, they = "the other's", "the other waits"
             return (
-                f"{slow}'s gradient takes {ms(workers[slow]['gradient'])}, {theirs} "
+                f"{slow}'s gradients take {ms(workers[slow]['gradient'])}, {theirs} "
                 f"{ms(usual)}: {they} {ms(waited)} of each round."
             )
     share = percent(_share(most))
@@ -546,19 +575,18 @@ def _of_rounds(now, workers):
         name: sum(v[name] for v in workers.values()) / len(workers)
         for name in ("compute", "send", "wait")
     }
-    work = sorted(v["gradient"] for v in workers.values())[len(workers) // 2]
-    length = sorted(v["round"] for v in workers.values())[len(workers) // 2]
-    text = f"Nobody waits: the gradient takes {ms(work)} of a round of {ms(length)}."
+    length = ms(sorted(v["round"] for v in workers.values())[len(workers) // 2])
+    works, sends = percent(shares["compute"]), percent(shares["send"])
+    text = f"Nobody waits: gradients take {works} of a round of {length}."
     if shares["send"] > shares["compute"]:
-        sends = percent(shares["send"])
-        text = f"Nobody waits: messages take {sends} of each round, the gradient "
-        text += f"{ms(work)} of {ms(length)}."
+        text = f"Nobody waits: messages take {sends} of a round of {length}, "
+        text += f"gradients {works}."
     stale = now.get("stale")
     if stale and stale["now"] is not None:
-        count = len(workers) - 1
-        same = abs(stale["now"] - count) < 0.15 * max(1, count)
-        tail = "N − 1" if same else f"on average, N − 1 is {count}"
-        text += f" Staleness {stale['now']:.1f} is {tail}."
+        others = sum(name.startswith("worker") for name in now["tasks"]) - 1
+        text += f" Staleness {stale['now']:.1f} is N − 1."
+        if abs(stale["now"] - others) >= 0.05:  # as it is written
+            text = text.replace(" is N − 1.", f"; N − 1 is {others}.")
     return text
 
 
