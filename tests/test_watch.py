@@ -169,9 +169,13 @@ def test_who_is_frozen_and_who_waits_for_it() -> None:
     text = "worker 1 is frozen, and nobody waits for it: the others make "
     assert said(known, 1.6).startswith(text)
     known.told("worker 0", {"open": BEGIN + 1.6}, BEGIN)
-    assert said(known, 3.6) == "worker 1 is frozen: worker 0 has had no answer for 2 s."
+    assert (
+        said(known, 3.6)
+        == "worker 1 is frozen: worker 0 has reported no round for 2 s."
+    )
     known.state("worker 1", "runs", 3.7)
-    assert said(known, 3.8) == "worker 0 has had no answer for 2 s."
+    both = "worker 0 and worker 1 have reported no round for 2 s."
+    assert said(known, 3.8) == both
 
 
 @pytest.mark.quick
@@ -184,6 +188,20 @@ def test_who_is_gone_and_starts_again() -> None:
     call = told(test_timeline.async_call(1, 2e6, 4e4, [77, 0, 1]))
     back, *_ = known.told("worker 1", call, BEGIN)
     assert (back["s"], back["step"]) == ("runs", 76)
+
+
+@pytest.mark.quick
+def test_nobody_makes_rounds_without_a_ps() -> None:
+    known = hogwild()
+    assert known.tasks["ps 0"].state == "runs"
+    known.state("ps 0", "gone", 1.6)
+    both = "worker 0 and worker 1 have reported no round for 2 s."
+    assert said(known, 3.6) == f"ps 0 is gone: {both}"
+    known.told("ps 0", {"task": "ps 0", "pid": 2, "t": 3.7}, BEGIN)
+    assert said(known, 3.8).startswith("ps 0 starts again: worker 0 and worker 1 have")
+    call = told(test_timeline.async_call(1, 5e6, 4e4, [50, 0, 1]))
+    assert known.told("worker 1", call, BEGIN)[0]["w"] == "ps 0"
+    assert known.numbers(5.1)["step"] == 50  # of the checkpoint
 
 
 @pytest.mark.quick
@@ -633,7 +651,7 @@ def test_a_page_shows_who_waits_for_a_frozen_worker(tmp_path: Path) -> None:
     result = json.loads((Path(logdir) / "result.json").read_text())
     assert found["waits"] > 0.08 > found["before"]
     assert re.fullmatch(
-        r"Worker 1 is frozen: worker 0 has had no answer for \d+ s\.", found["say"]
+        r"Worker 1 is frozen: worker 0 has reported no round for \d+ s\.", found["say"]
     )
     assert found["accuracy"] == f"{result['test_accuracy']:.4f}"
     now = found["now"]

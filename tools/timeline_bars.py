@@ -171,7 +171,7 @@ def updates(one):
     if one.became != APPLIED:
         return None
     scopes = "push|number|update|all_reduce|all_gather"
-    return one.first(scopes, "AssignAdd", COUNT)
+    return one.first(scopes, "Assign(Add)?Variable", COUNT)
 
 
 def seen_by(one):

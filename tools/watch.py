@@ -90,8 +90,15 @@ class Events:
                 self.texts.append(text)
                 self.kinds.append((event["k"], event.get("t", 0)))
                 self.next += 1
-                if self.record:
-                    self.record.write(text + "\n")
+                self._keep(text)
+
+    def _keep(self, text):
+        try:
+            if self.record:
+                self.record.write(text + "\n")
+        except OSError as error:
+            self.record = None
+            print(f"watch.py: --record: {error.strerror}", file=sys.stderr)
 
     def forget(self, now):
         """Forgets rounds that are long past, and most numbers of ten minutes ago."""
@@ -99,7 +106,8 @@ class Events:
             keep = []
             for place, (kind, t) in enumerate(self.kinds):
                 old = now - t > KEPT and kind in ("rounds", "shape")
-                older = now - t > 5 * KEPT and kind == "now" and place % 10
+                older = now - t > 5 * KEPT and kind == "now"
+                older = older and self.numbers[place] % 10
                 if not old and not older:
                     keep.append(place)
             for name in ("numbers", "texts", "kinds"):
@@ -222,7 +230,10 @@ class Run:
         self.events.add([{**head, **about(example, flags, names, stale)}])
         self.directory = tempfile.TemporaryDirectory(prefix="watch-")
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(os.path.join(self.directory.name, "s"))
+        try:
+            self.socket.bind(os.path.join(self.directory.name, "s"))
+        except OSError:
+            fail(f"TMPDIR={tempfile.gettempdir()} is too long for the name of a socket")
         self.socket.listen(64)
         self.process, self.status = None, None
         self.logdir = logdir_of(folder, flags)
@@ -294,12 +305,13 @@ class Run:
         name = pid = None
         with line, contextlib.suppress(ConnectionError):
             for text in line.makefile("rb"):
-                message = json.loads(text)
+                if not text.endswith(b"\n"):
+                    break  # it was killed in the middle
+                message = {**json.loads(text), "t": self.now()}
                 with self.lock:
                     if name is None:
                         name, pid = message["task"], message["pid"]
                         self.lines[name] = line
-                        message["t"] = self.now()
                     self.events.add(self.known.told(name, message, self.began))
         time.sleep(0.3)  # a process that has been killed is there for a moment
         with self.lock:
@@ -695,6 +707,7 @@ def main(argv=None):
         record = part = None
         if args.record:
             part = Path(f"{args.record}.part")
+            stack.callback(part.unlink, missing_ok=True)
             try:
                 record = stack.enter_context(open(part, "w", encoding="utf-8"))
             except OSError as error:

@@ -32,6 +32,7 @@ BINS = 12  # of the histogram of staleness; the last has all above
 COMPUTES = ("gradient", "forward", "backward", "mini-batch", "update")
 SENDS = ("pull", "push", "all-reduce", "gather", "reduce-scatter", "average")
 SHARE = 0.1  # of its time that a task waits before the sentence is about it
+LATE = 1.0  # seconds after which a call, or its end, is late beside its usual length
 BUSY = 0.9  # of a core's time, or of all cores', that limits what runs there
 OWN = 0.3  # of all cores' time: a run that takes less is not limited by them
 SLOWER = 1.2  # times the gradient of others: that worker is slow
@@ -200,6 +201,7 @@ class Task:
         self.name, self.state, self.since = name, "starts", 0.0
         self.slow, self.open, self.step, self.pid = 1, None, None, None
         self.rounds = self.dropped = 0
+        self.heard, self.usual = None, 0.0  # end and length of its last call, seconds
         self.calls = collections.deque()  # of the last seconds: see Known._rounds
         self.cpu = None  # the share of a core that its process takes
 
@@ -217,8 +219,8 @@ class Known:
         self.gradients = collections.defaultdict(lambda: collections.deque(maxlen=3))
         self.traces = self.wrong = 0
         self.updates = self.staleness = self.stalest = 0
-        self.steps = collections.deque()  # (time, global step)
-        self.loss, self.accuracy = None, None
+        self.steps, self.step = collections.deque(), None  # (time, global step); last
+        self.loss = None
         self.cores = None  # (share of their time that all are busy, how many there are)
         self.over = None  # the sentence about a run that has ended
 
@@ -228,7 +230,7 @@ class Known:
         if "slow" in more:
             task.slow = more["slow"]
         if state in ("starts", "again", "gone", "ended"):
-            task.open, task.slow = None, 1
+            task.open, task.slow, task.heard = None, 1, None
             task.calls.clear()
         if state != task.state:
             task.since = t
@@ -242,24 +244,23 @@ class Known:
         """
         if "pid" in message:
             mine = self.tasks[name]
-            rounds = name.startswith("worker") and (
-                self.family != "client" or self.asynchronous or name == "worker 0"
-            )
             first = mine.state == "starts" and mine.pid is None
             mine.pid = message["pid"]
-            now = "starts" if first else "again"
-            return self.state(name, now if rounds else "runs", message["t"])
+            return self.state(name, "starts" if first else "again", message["t"])
         if "counts" in message:
             return self._rounds(int(name.split()[1]), message, begin)
         if "open" in message:
             self.tasks[name].open = message["open"] - begin
         elif "curve" in message:
             values = {k: round(v, 5) for k, v in message["curve"].items()}
-            tested = [v for k, v in values.items() if k.startswith("test_")]
-            if tested:
-                self.accuracy = values.get("test_accuracy", self.accuracy)
-            return [{"k": "curve", "step": message["step"], "v": values}]
+            point = {"t": round(message["t"], 2), "step": message["step"], "v": values}
+            return [{"k": "curve", **point}]
         return []
+
+    def _makes_rounds(self, name):
+        """Says whether a task makes calls: a ps does not, nor who serves a client."""
+        alone = self.family == "client" and not self.asynchronous
+        return name == "worker 0" if alone else name.startswith("worker")
 
     def _rounds(self, worker, call, begin):
         """Takes a call: its rounds are events, and so is its shape if it was traced."""
@@ -273,7 +274,13 @@ class Known:
         if task.state != "runs" and task.state != "frozen" or task.step is None:
             step = made[0][0] - 1
             events += self.state(owner, "runs", t, step=step)
-        task.step = made[-1][0]
+        for (
+            other
+        ) in self.tasks.values():  # they make no rounds, and this one needed them
+            waits = other.state in ("starts", "again") and t >= other.since
+            if waits and other.pid and not self._makes_rounds(other.name):
+                events += self.state(other.name, "runs", t)
+        task.step = self.step = made[-1][0]
         task.rounds += len(made)
         stale = collections.Counter(row[1] for row in made if row[2] == APPLIED)
         total = sum(k * n for k, n in stale.items())
@@ -300,6 +307,7 @@ class Known:
                 for lane, kinds in lanes.items()
             }
         events.append({**one, "n": short})
+        task.heard, task.usual = t + length / 1000, length / 1000
         task.calls.append((t, t + length / 1000, len(made), lanes, stale, self.loss))
         return events
 
@@ -350,12 +358,12 @@ class Known:
         """Returns the event `now`: what is measured over the last WINDOW seconds."""
         while self.steps and self.steps[0][0] < t - WINDOW:
             self.steps.popleft()
-        rate, step = 0.0, None
+        rate = 0.0
         if self.steps:
-            step = max(s for _, s in list(self.steps)[-self.workers :])
-            first = self.steps[0]
-            if self.steps[-1][0] > first[0] and step >= first[1]:
-                rate = (step - first[1]) / (max(x for x, _ in self.steps) - first[0])
+            first, most = self.steps[0], max(step for _, step in self.steps)
+            seconds = max(*(x for x, _ in self.steps), t - LATE) - first[0]
+            if seconds > 0 and self.step >= first[1]:
+                rate = (most - first[1]) / seconds
         stale, lanes = collections.Counter(), collections.defaultdict(dict)
         for task in self.tasks.values():
             while task.calls and task.calls[0][1] < t - WINDOW:
@@ -366,11 +374,9 @@ class Known:
         tasks = {}
         for name, task in self.tasks.items():
             silent = 0.0
-            if task.open is not None and task.calls:
-                usual = max(call[1] - call[0] for call in task.calls)
-                silent = t - task.open if t - task.open > 0.3 + 1.5 * usual else 0.0
-            elif task.open is not None:
-                silent = t - task.open
+            if task.state == "runs" and task.heard is not None:
+                silent = t - (task.heard if task.open is None else task.open)
+                silent *= silent > LATE + 1.5 * task.usual
             one = {"s": task.state, "since": round(task.since, 1), **lanes[name]}
             if name.startswith("worker"):
                 one |= {"rounds": task.rounds, "silent": round(silent, 1)}
@@ -385,7 +391,7 @@ class Known:
         now = {
             "k": "now",
             "t": round(t, 2),
-            "step": step,
+            "step": self.step,
             "rate": round(rate, 1),
             "updates": self.updates,
             "dropped": sum(task.dropped for task in self.tasks.values()),
@@ -486,7 +492,9 @@ def sentence(now):
     held = ""
     if waits:
         verb = "have" if len(waits) > 1 else "has"
-        held = f"{listed(waits)} {verb} had no answer for {max(waits.values()):.0f} s."
+        held = (
+            f"{listed(waits)} {verb} reported no round for {max(waits.values()):.0f} s."
+        )
     stopped = [k for k, v in tasks.items() if v["s"] in STATES]
     if stopped:
         first = tasks[stopped[0]]["s"]
