@@ -20,6 +20,7 @@ that is made on first use (.venv, pinned versions, Python 3.10 to 3.13).
   bash run.sh                      run $DEFAULT
   bash run.sh AGN --window 8       run another; its options follow its name
   bash run.sh AGN --help           say which options it has
+  bash run.sh AGN --watch          run it, and show on a page who waits for whom
   bash run.sh Engines/MPI AGN      start it with another engine than bash
   bash run.sh --list               name the examples and the engines
   bash run.sh --help               this text
@@ -62,6 +63,12 @@ case ${1:-} in
     ;;
 esac
 
+watch=
+for word in "$@"; do
+  shift
+  if [[ $word == --watch ]]; then watch=yes; else set -- "$@" "$word"; fi
+done
+
 name=$DEFAULT
 if [[ $# -gt 0 && $1 != -* ]]; then
   name=${1#./} name=${name%/} # as completion of the folder's name leaves it
@@ -91,6 +98,7 @@ case $name in
   *) setup_environment requirements.txt ;;
 esac
 export PYTHON=$SETUP_PYTHON
+[[ -z $watch ]] || exec "$PYTHON" -B "$ROOT/tools/watch.py" --run "$name" "$@"
 # No cd: a path among the options is relative to where the user stands. And exec, so
 # that signals and the exit status are the example's own.
 exec bash "$ROOT/$name/run.sh" "$@"

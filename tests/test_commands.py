@@ -79,9 +79,11 @@ case "${1-} ${2-}" in
   "-B "*launch*.py) # run.sh: what it starts is to be this program, too
     me=$(cd "${0%/*}" && pwd)/${0##*/}
     exec @python@ -B -c @starts@ "$me" "${@:2}" ;;
+  "-B "*watch.py) exec @python@ "$2" --help ;; # it would serve a page
 esac
 case ${1##*/} in
   @scripts@) @scheme@ ;;
+  watch.py) [ ! -f "$2" ] || exec @python@ "$1" --help ;;
   copies.py | registry.py | setup.py | ports.py | -*) exec @python@ "$@" ;;
   cost_model.py | hard_data.py) exec @python@ "$@" ;;
   curve.py | timeline.py | notebooks.py | test_*.py) @curve@ ;;
@@ -94,6 +96,7 @@ exec @python@ "$@" @other@
 SYSTEM = """#!/usr/bin/env bash
 export PYTHONDONTWRITEBYTECODE=1
 case "${1-} ${2-}" in "-m venv") @venv@ ;; esac
+case ${1-} in *watch.py) [ ! -f "$2" ] || exec @python@ -S "$1" --help ;; esac
 exec @python@ -S "$@"
 """
 # Runs the program that its arguments name, as if the first of them ran it.

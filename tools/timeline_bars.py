@@ -172,7 +172,7 @@ def updates(one):
     if one.became != APPLIED:
         return None
     scopes = "push|number|update|all_reduce|all_gather"
-    counted = one.first(scopes, "AssignAdd", COUNT)
+    counted = one.first(scopes, "Assign(Add)?Variable", COUNT)
     return counted or one.first(scopes, "AssignAdd", NUMBER)
 
 
@@ -448,23 +448,18 @@ def between_calls(recording, rounds):
     return bars
 
 
-def timeline(recording, family, workers, asynchronous=False, bound=None, buffer=1):
-    """Returns the Timeline of a recording of an example of a family.
+def bars_of(rounds, others, family, workers, asynchronous=False):
+    """Returns (bars, messages, rounds) of Rounds of an example of a family.
 
-    `bound` is that of Stale-Synchronous-Parallel, `buffer` the K of FedBuff. It begins
-    when every worker that makes calls is traced, and ends before the first is no more.
-    Raises WrongError if the bars are not what the counters say.
+    Of peers only those rounds are returned that all workers have traced.
     """
-    if not all(worker["calls"] for worker in recording):
-        raise WrongError("a worker made no call in the time that was traced")
-    rounds, others = rounds_of(recording)
     bars, messages = [], []
     if family == "peers":
         whole = any(one.first("all_reduce", "CollectiveReduce") for one in rounds)
         bars, messages = (in_a_ring if whole else in_parts)(rounds, others)
         there = {bar.round for bar in bars}
-        rounds = [one for one in rounds if one in there]
-    for one in rounds if family != "peers" else []:
+        return bars, messages, [one for one in rounds if one in there]
+    for one in rounds:
         if family == "gossip":
             new = in_pairs(one, "worker 1")
         elif family == "client" and any(UNIT.match(o.name) for o in one.operations):
@@ -475,6 +470,20 @@ def timeline(recording, family, workers, asynchronous=False, bound=None, buffer=
         else:
             new = at_a_ps(one)
         bars, messages = bars + new[0], messages + new[1]
+    return bars, messages, rounds
+
+
+def timeline(recording, family, workers, asynchronous=False, bound=None, buffer=1):
+    """Returns the Timeline of a recording of an example of a family.
+
+    `bound` is that of Stale-Synchronous-Parallel, `buffer` the K of FedBuff. It begins
+    when every worker that makes calls is traced, and ends before the first is no more.
+    Raises WrongError if the bars are not what the counters say.
+    """
+    if not all(worker["calls"] for worker in recording):
+        raise WrongError("a worker made no call in the time that was traced")
+    rounds, others = rounds_of(recording)
+    bars, messages, rounds = bars_of(rounds, others, family, workers, asynchronous)
     if bound is not None:
         number_rounds(rounds, bound)
     bars += between_calls(recording, rounds)
