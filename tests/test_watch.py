@@ -165,7 +165,7 @@ def test_messages_that_take_longer_than_gradients() -> None:
 @pytest.mark.quick
 def test_who_is_frozen_and_who_waits_for_it() -> None:
     known = hogwild()
-    known.state("worker 1", "frozen", 1.5)
+    known.state("worker 1", "frozen", -1.0)
     text = "worker 1 is frozen, and nobody waits for it: the others make "
     assert said(known, 1.6).startswith(text)
     known.told("worker 0", {"open": BEGIN + 1.6}, BEGIN)
@@ -182,6 +182,8 @@ def test_who_is_frozen_and_who_waits_for_it() -> None:
 def test_who_is_gone_and_starts_again() -> None:
     known = hogwild()
     known.state("worker 1", "gone", 1.5)
+    assert said(known, 1.6) == "worker 1 is gone."
+    known.tasks["worker 1"].since = -1.0
     assert said(known, 1.6).startswith("worker 1 is gone, and nobody waits for it")
     known.told("worker 1", {"task": "worker 1", "pid": 2, "t": 1.7}, BEGIN)
     assert said(known, 1.8).startswith("worker 1 starts again")

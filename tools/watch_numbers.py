@@ -505,7 +505,9 @@ def sentence(now):
             text = " ".join(plural.get(word, word) for word in text.split())
         if held:
             return f"{text}: {held}"
-        if now["rate"] and len(stopped) < len(tasks):
+        # Before that nobody can know: a round that waits is not back yet.
+        long = now["t"] - max(tasks[k]["since"] for k in same) > 2 * LATE
+        if long and now["rate"] and len(stopped) < len(tasks):
             it = "them" if len(same) > 1 else "it"
             rate = f"the others make {number(now['rate'])} updates a second"
             return f"{text}, and nobody waits for {it}: {rate}."
