@@ -1,9 +1,5 @@
-"""Training without a ps: rates beside a ps and one process, and the papers' claims.
+"""Training without a ps: the papers' claims. The rates are those of choices.py.
 
-    rate     Ring-All-Reduce, MultiWorkerMirroredStrategy, Horovod, Synchronous-SGD,
-             In-Graph-Replication and one process with the whole batch, in turn: steps/s
-             of the digits' perceptron
-    large    the same with a center variable of 100 MB: bytes/s too
     local    Local-SGD: accuracy against T, with shards alike and sorted by label
     outer    DiLoCo: test loss with and without its outer optimizer
     pool     DiLoCo: test loss when workers come and go between its rounds
@@ -12,50 +8,24 @@
     batch    Large-Minibatch: accuracy after as many epochs at k times the batch, and
              test loss by epoch; the rate fixed, times k, and with a warm-up
 
-Writes peers.md, a figure for each part but rate and large, peers.json with the rounds
-of these, and peers-runs.json, in which finished runs are kept.
+Writes peers.md, a figure for each part, and peers-runs.json, in which finished runs are
+kept.
 
     python benchmarks/peers.py                       everything
-    python benchmarks/peers.py --only rate,large
+    python benchmarks/peers.py --only local,outer
     python benchmarks/peers.py --quick               a test of the script
     python benchmarks/peers.py --write-readme        pastes, measures nothing
-
-Horovod is measured if its environment is made (`bash Horovod/run.sh`).
 """
 
-import contextlib
 import importlib
-import os
-import pathlib
-import re
-import shutil
-import subprocess
-import sys
-import tempfile
 
 import claims
 import figures
-import numpy as np
 import runs
 from claims import Run
 
-RATES = ("rate", "large")
 CLAIMS = ("local", "outer", "pool", "bytes", "batch", "slow")
-RING, MIRRORED, LOCAL = "Ring-All-Reduce", "MultiWorkerMirrored", "Local-SGD"
-LARGE = "Large-Minibatch"
-SYNC, IN_GRAPH, HOROVOD = "Synchronous-SGD", "In-Graph-Replication", "Horovod"
-STRATEGIES = "TensorFlow-2"  # the folder that MIRRORED is in
-OF_HOROVOD = {  # and what is in its environment
-    HOROVOD: {},
-    "Horovod, without fusion": {"HOROVOD_FUSION_THRESHOLD": 0},
-    "Horovod, a cycle of 0.1 ms": {"HOROVOD_CYCLE_TIME": 0.1},
-}
-LABELS = (RING, MIRRORED, *OF_HOROVOD, SYNC, IN_GRAPH, "one process")
-VENV = pathlib.Path(os.environ.get("HOROVOD_VENV", runs.REPO / HOROVOD / ".venv"))
-WORKERS = 2  # of the rates; the claims have 4
-HIDDEN = 333_333  # units, for 25,000,000 numbers: 100 MB
-ELEMENTS = 75 * HIDDEN + 10
-DONE = re.compile(r"after \d+ steps in [\d.]+ s \((\d+(?:\.\d+)?) steps/s\)")
+RING, LOCAL, LARGE = "Ring-All-Reduce", "Local-SGD", "Large-Minibatch"
 
 STEPS = 1024  # local steps of each worker, of part local
 WINDOWS = (1, 8, 32, 128)
@@ -110,132 +80,6 @@ BY_LABEL = (
     "    x, y = data.x_train[order], data.y_train[order]\n"
     "    data = data._replace(x_train=x, y_train=y)\n",
 )
-
-
-# --- Rates ---------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def large_model(root):
-    """Gives a copy of the examples whose model has ELEMENTS parameters, and its flags.
-
-    The data is a few rows, so that nearly nothing is computed.
-    """
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
-        where = pathlib.Path(parent)
-        alone = "Non-Distributed-Setup"
-        for folder in (RING, STRATEGIES, HOROVOD, SYNC, IN_GRAPH, alone):
-            ignore = shutil.ignore_patterns("logdir", "__py*", ".venv*")
-            shutil.copytree(root / folder, where / folder, ignore=ignore)
-            problem = where / folder / "problem.py"
-            text = problem.read_text()
-            if text.count("HIDDEN = 64 ") != 1:
-                raise runs.Unfinished(f"{folder}/problem.py: no line HIDDEN = 64")
-            problem.write_text(text.replace("HIDDEN = 64 ", f"HIDDEN = {HIDDEN} "))
-        y = np.arange(40) % 10
-        x = np.random.default_rng(0).random((40, 64), np.float32)
-        sets = dict(x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
-        np.savez(where / "rows.npz", **sets)
-        flags = ["--data", where / "rows.npz", "--learning_rate", 1e-6]
-        yield where, [*flags, "--save_seconds", 3600]
-
-
-def mirrored(folder, flags, timeout):
-    """Runs multi_worker_mirrored.py of a folder on two workers; returns its rate."""
-    hosts = ",".join(f"localhost:{port}" for port in runs.free_ports(WORKERS))
-    script = folder / "multi_worker_mirrored.py"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with contextlib.ExitStack() as stack:
-        logdir = stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-"))
-        env = runs.environment(CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE=1)
-        tasks = []
-        for k in range(WORKERS):
-            who = ["--task_index", k, "--worker_hosts", hosts, "--logdir", logdir]
-            command = [runs.PYTHON, script, *who, *flags]
-            tasks.append(stack.enter_context(runs.process(command, env=env, **pipes)))
-        try:
-            texts = [task.communicate(timeout=timeout)[0] for task in tasks]
-        except subprocess.TimeoutExpired:
-            raise runs.too_slow(script.name, timeout) from None
-    found = DONE.search(texts[0])
-    if any(task.returncode for task in tasks) or not found:
-        raise runs.Unfinished(f"{script.name}:\n{texts[0][-2000:]}")
-    return {"steps_per_second": float(found[1])}
-
-
-def rate_jobs(args):
-    """Returns the jobs of the parts rate and large, `args.scale` of their steps."""
-
-    def example(part, folder, batch, ps=None, workers=None, **variables):
-        def make():
-            more = ["--batch_size", batch, "--steps", steps_of(part, args.scale)]
-            options = dict(ps=ps, workers=workers, timeout=args.timeout)
-            options["variables"] = variables
-            if part == "rate":
-                return kept(runs.run_example(folder, more, **options))
-            with large_model(runs.REPO) as (root, common):
-                flags = [*common, *more]
-                return kept(runs.run_example(folder, flags, root=root, **options))
-
-        return make
-
-    def strategy(part, batch):
-        def make():
-            flags = ["--batch_size", batch, "--steps", steps_of(part, args.scale)]
-            if part == "rate":
-                return mirrored(runs.REPO / STRATEGIES, flags, args.timeout)
-            with large_model(runs.REPO) as (root, common):
-                return mirrored(root / STRATEGIES, [*common, *flags], args.timeout)
-
-        return make
-
-    jobs = []
-    for part, batch in (("rate", 32), ("large", 1)):
-        makers = {
-            RING: example(part, RING, batch, workers=WORKERS),
-            MIRRORED: strategy(part, batch),
-            SYNC: example(part, SYNC, batch, 1, WORKERS),
-            IN_GRAPH: example(part, IN_GRAPH, batch, 1, WORKERS),
-            "one process": example(part, "Non-Distributed-Setup", batch * WORKERS),
-        }
-        if VENV.joinpath("stamp").exists():
-            for label, knobs in OF_HOROVOD.items():
-                knobs = {"HOROVOD_VENV": VENV, **knobs}
-                makers[label] = example(part, HOROVOD, batch, None, WORKERS, **knobs)
-        for label in filter(makers.get, LABELS):
-            jobs.append(runs.Job(f"{part}: {label}", (part,), 25, makers[label]))
-    return [job for job in jobs if set(job.parts) & set(args.only)]
-
-
-def steps_of(part, scale):
-    """Returns the updates of a run of a part."""
-    return max(20, int({"rate": 4000, "large": 60}[part] * scale))
-
-
-def kept(result):
-    """Returns what is kept of a run's result."""
-    return {name: result[name] for name in ("steps_per_second", "test_accuracy")}
-
-
-def rate_text(rounds, part):
-    """Returns the markdown of part rate or large."""
-    ring = runs.series(rounds, f"{part}: {RING}", "steps_per_second")
-    rows = []
-    for label in LABELS:
-        rates = runs.series(rounds, f"{part}: {label}", "steps_per_second")
-        row = [label, runs.spread(rates, 0 if part == "rate" else 2)]
-        if part == "large":
-            # The vector once to and once from each worker, in both ways of doing it.
-            sent = [r and 8 * ELEMENTS * r / 1e9 for r in rates]
-            row.append("-" if label == "one process" else runs.spread(sent, 2))
-        rows.append([*row, runs.spread(runs.ratios(ring, rates), 2)])
-    more = ["GB/s in and out of a worker"] if part == "large" else []
-    header = ["", "steps/s", *more, f"{RING} over it"]
-    what = f"P = {ELEMENTS:,}, batch 1" if part == "large" else "P = 4,810, batch 32"
-    title = "A center variable of 100 MB" if part == "large" else "The perceptron"
-    text = f"### {title}, {WORKERS} workers\n\n" + runs.count_of(rounds) + "\n"
-    text += runs.table(header, rows)
-    return text + f"\n{what} a worker; one process has the batches of all workers.\n"
 
 
 # --- Claims --------------------------------------------------------------------
@@ -603,13 +447,10 @@ def figure(found, path, value, label):
     figures.save(drawing, path)
 
 
-def write_results(out, rounds, found, quick=False):
+def write_results(out, found, quick=False):
     """Writes the tables and figures of what there is; returns the text."""
     short = "Of few and short runs: a test of the script, not a measurement.\n"
     texts = [short] if quick else []
-    for part in RATES:
-        if any(key.startswith(part) for measured in rounds for key in measured):
-            texts.append(rate_text(rounds, part))
     makers = {"local": local_text, "outer": outer_text, "pool": pool_text}
     makers.update({"bytes": bytes_text, "batch": batch_text, "slow": slow_text})
     texts += [makers[part](results) for part, results in found.items() if results]
@@ -634,18 +475,14 @@ def write_results(out, rounds, found, quick=False):
 
 
 def main():
-    parser = runs.measuring_parser(__doc__, (*RATES, *CLAIMS))
+    parser = runs.measuring_parser(__doc__, CLAIMS, rounds=None)
     with runs.finished(parser.parse_args()) as args:
         if args.write_readme:
             return runs.write_readme(args.out)
         args.scale, every = (0.05, 4) if args.quick else (1.0, 1)
-        code = "-".join(runs.fingerprint(folder) for folder in (RING, SYNC))
-        if set(RATES) & set(args.only) and not VENV.joinpath("stamp").exists():
-            print("without Horovod: `bash Horovod/run.sh` makes it", file=sys.stderr)
-        rounds, progress = runs.in_rounds(rate_jobs(args), args, "peers", code)
         cache = claims.Cache(args.out / "peers-runs.json", args.again)
         chosen = [part for part in CLAIMS if part in args.only]
-        second = claims.measure(
+        progress = claims.measure(
             *(plan(chosen, args.scale, every), cache, args.timeout),
             ps=None,
             logs={"batch": curve},
@@ -656,9 +493,8 @@ def main():
             part: claims.grid(plan([part], *short), cache, any_code=True)
             for part in CLAIMS
         }
-        print(write_results(args.out, rounds, found, args.quick))
-        second.failed += progress.failed
-        second.end()
+        print(write_results(args.out, found, args.quick))
+        progress.end()
 
 
 if __name__ == "__main__":
