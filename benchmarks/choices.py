@@ -32,6 +32,7 @@ import os
 import pathlib
 import platform
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,7 @@ PROGRAMS = runs.HERE / "choices"
 REQUIREMENTS = runs.HERE / "choices-requirements.txt"
 ACCURACY = re.compile(r'test[ _]accuracy"?:? (\d\.\d+)')
 LEARNED = 0.9  # test accuracy on the digits, at least
+LINES = 20  # of a run of choices/; the examples have ten
 WARM_UP, LEAST = 1.0, 2.0  # seconds before the window, and of the window at least
 
 # Units of the hidden layer, examples of a mini-batch, learning rate.
@@ -117,6 +119,8 @@ def pytorch(program, threads, **variables):
         # report to its makers.
         own = dict(GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo", OMP_NUM_THREADS=1)
         own |= dict(RAY_worker_niceness=0, RAY_USAGE_STATS_ENABLED=0)
+        # Or Ray writes a token into the home directory.
+        own |= dict(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         own |= dict(PYTHONDONTWRITEBYTECODE=1, CUDA_VISIBLE_DEVICES="")
         own |= dict(TMPDIR=place.folder, RAY_TMPDIR=place.folder)
         return command, runs.environment(**own, **variables)
@@ -163,13 +167,13 @@ def make_pytorch(folder):
     wanted = f"Python {platform.python_version()}\n{REQUIREMENTS.read_text()}"
     if stamp.exists() and stamp.read_text() == wanted:
         return python
+    print(f"installs PyTorch and Ray into {folder}, some minutes", file=sys.stderr)
     install = ["-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     log = folder / "pip.log"
     for command in (
         [sys.executable, "-m", "venv", "--clear", folder],
         [python, *install, "--log", log, "--requirement", REQUIREMENTS],
     ):
-        print("makes the environment of PyTorch and Ray:", *command, file=sys.stderr)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         with runs.process(command, **pipes) as child:
             text, _ = child.communicate()
@@ -248,7 +252,8 @@ def measure(name, kind, workers, args):
     choice, work = CHOICES[name], WORKS[kind]
     # With four workers on two cores those that wait make half the updates.
     guess = choice.guess[kind == "vector"] * (2 / workers if choice.waits else 1)
-    steps = max(20, int(guess * args.seconds * args.scale))
+    # A multiple of the lines that a run prints, or the last step may have none.
+    steps = LINES * max(1, round(guess * args.seconds * args.scale / LINES))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-"))
         folder = pathlib.Path(folder)
