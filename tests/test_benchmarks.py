@@ -405,7 +405,7 @@ def test_choices_that_need_no_environment(tmp_path: Path) -> None:
     """An example, one that writes no result, and one that prints no lines."""
     command = [sys.executable, "benchmarks/choices.py", "--quick", "--out", tmp_path]
     command += ["--only", "hogwild,mirrored,coordinator", "--logs", tmp_path / "logs"]
-    done = tree.run(*command)
+    done = tree.run(*command, timeout=280)
     assert done.returncode == 0, done.stderr
     (measured,) = json.loads((tmp_path / "choices.json").read_text())["rounds"]
     assert len(measured) == 6
