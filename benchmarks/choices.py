@@ -17,8 +17,8 @@ many steps as a second has. A run whose model has not learned gives no result.
     python benchmarks/choices.py --environments ENVS     makes them, then measures
     python benchmarks/choices.py --only hogwild,ring --quick
 
-PyTorch and Ray come from choices-requirements.txt into ENVS/pytorch, which takes 2 GB
-and some minutes, and Horovod into ENVS/horovod, where it is compiled. Without the flag
+PyTorch and Ray come from choices-requirements.txt into ENVS/pytorch, which takes some
+minutes and 1.3 GB, and Horovod into ENVS/horovod, where it is compiled. Without the flag
 they are made in a folder that is thrown away. While they run, anyone who reaches a port
 of PyTorch or Ray reaches the run. The schemes have a network of their own.
 """
@@ -413,7 +413,8 @@ def main():
         if "horovod" in args.only:
             there = os.environ.get("HOROVOD_VENV", args.environments / "horovod")
             args.horovod = make_horovod(pathlib.Path(there))
-        code = {name: runs.fingerprint(name) for name in (HOGWILD, RING)}
+        folders = HOGWILD, RING, "benchmarks/choices"
+        code = {folder: runs.fingerprint(folder) for folder in folders}
         rounds, progress = runs.in_rounds(jobs_of(args), args, "choices", code)
         text = markdown(rounds, versions_of(args))
         runs.write(args.out / "choices.md", text)
