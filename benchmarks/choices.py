@@ -18,9 +18,9 @@ many steps as a second has. A run whose model has not learned gives no result.
     python benchmarks/choices.py --only hogwild,ring --quick
 
 PyTorch and Ray come from choices-requirements.txt into ENVS/pytorch, which takes some
-minutes and 1.3 GB, and Horovod into ENVS/horovod, where it is compiled. Without the flag
-they are made in a folder that is thrown away. While they run, anyone who reaches a port
-of PyTorch or Ray reaches the run. The schemes have a network of their own.
+minutes and 1.3 GB, and Horovod into ENVS/horovod, where it is compiled. Without the
+flag they are made in a folder that is thrown away. While they run, anyone who reaches a
+port of PyTorch or Ray reaches the run. The schemes have a network of their own.
 """
 
 import collections
