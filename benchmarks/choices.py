@@ -47,6 +47,7 @@ from coordinator import problem
 
 PROGRAMS = runs.HERE / "choices"
 REQUIREMENTS = runs.HERE / "choices-requirements.txt"
+CLOCK = re.compile(r" at (\d+\.\d+) s$")
 ACCURACY = re.compile(r'test[ _]accuracy"?:? (\d\.\d+)')
 LEARNED = 0.9  # test accuracy on the digits, at least
 LINES = 20  # of a run of choices/; the examples have ten
@@ -101,10 +102,10 @@ def coordinator(work, workers, steps, place):
     return [runs.PYTHON, runs.HERE / "coordinator.py", *flags], runs.environment()
 
 
-def pytorch(program, threads, **variables):
+def pytorch(program, *flags):
     """Returns the start of a program of choices/.
 
-    `threads` work on an operation of a process. On two cores one was never slower.
+    A process has one thread for an operation: on two cores two threads were slower.
     """
 
     def start(work, workers, steps, place):
@@ -113,8 +114,7 @@ def pytorch(program, threads, **variables):
             command += ["-m", "torch.distributed.run", "--standalone"]
             command += ["--nproc-per-node", workers]
         command += [PROGRAMS / program, *flags_of(work, steps, place.data)]
-        command += ["--hidden", work.hidden, "--workers", workers]
-        command += ["--threads", threads]
+        command += ["--hidden", work.hidden, "--workers", workers, *flags]
         # All on this machine, as with the schemes. Ray would make its actors nice, and
         # report to its makers.
         own = dict(GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo", OMP_NUM_THREADS=1)
@@ -123,32 +123,34 @@ def pytorch(program, threads, **variables):
         own |= dict(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         own |= dict(PYTHONDONTWRITEBYTECODE=1, CUDA_VISIBLE_DEVICES="")
         own |= dict(TMPDIR=place.folder, RAY_TMPDIR=place.folder)
-        return command, runs.environment(**own, **variables)
+        # What the schemes have, of launch.py: without it 100 MB take longer.
+        own |= dict(MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_=-1)
+        return command, runs.environment(**own)
 
     return start
 
 
 HOGWILD, RING = "HogWild", "Ring-All-Reduce"
 CHOICES = {
-    "hogwild": Choice(HOGWILD, False, (2, 4), (2000, 13), example(HOGWILD)),
-    "coordinator": Choice("ClusterCoordinator", False, (2,), (550, 13), coordinator),
+    "hogwild": Choice(HOGWILD, False, (2, 4), (1100, 8), example(HOGWILD)),
+    "coordinator": Choice("ClusterCoordinator", False, (2,), (450, 8), coordinator),
     "rpc": Choice(
-        "torch.distributed.rpc", False, (2, 4), (800, 4), pytorch("rpc.py", 1)
+        "torch.distributed.rpc", False, (2, 4), (1500, 10), pytorch("rpc.py")
     ),
-    "ray": Choice("Ray", False, (2, 4), (500, 4), pytorch("ray_ps.py", 1)),
-    "ring": Choice(RING, True, (2, 4), (1000, 5), example(RING)),
+    "ray": Choice("Ray", False, (2, 4), (450, 15), pytorch("ray_ps.py")),
+    "ring": Choice(RING, True, (2, 4), (500, 4), example(RING)),
     "synchronous": Choice(
-        "Synchronous-SGD", True, (2,), (750, 6), example("Synchronous-SGD")
+        "Synchronous-SGD", True, (2,), (500, 4), example("Synchronous-SGD")
     ),
-    "ddp": Choice("PyTorch DDP, gloo", True, (2, 4), (900, 8), pytorch("ddp.py", 1)),
+    "ddp": Choice("PyTorch DDP, gloo", True, (2, 4), (600, 12), pytorch("ddp.py")),
     "mirrored": Choice(
         "MultiWorkerMirroredStrategy",
         True,
         (2,),
-        (750, 4),
+        (500, 10),
         example("TensorFlow-2", "multi_worker_mirrored.py"),
     ),
-    "horovod": Choice("Horovod", True, (2,), (340, 6), example("Horovod")),
+    "horovod": Choice("Horovod", True, (2,), (220, 10), example("Horovod")),
 }
 OURS = {False: "hogwild", True: "ring"}  # what a table compares with
 IN_PYTORCH = {"rpc", "ray", "ddp"}
@@ -231,16 +233,21 @@ def rate_of(lines, warm_up, least, result=None):
     result.json is when they began; else they began with the first line. Raises
     Unfinished if there are fewer than `least` seconds between the two.
     """
-    found = [(when, runs.FINAL.search(line)) for when, line in lines]
-    found = [(when, int(m[1]), int(m[2])) for when, m in found if m]
+    found = []
+    for when, line in lines:
+        if match := runs.FINAL.search(line):
+            clock = CLOCK.search(line)  # a program's own is exact on a busy machine
+            when = float(clock[1]) if clock else when
+            found.append((when, int(match[1]), int(match[2])))
+    found.sort()
     ends = [when for when, step, steps in found if step == steps]
     if not ends:
         raise runs.Unfinished("no line of the last step")
-    begin = found[0][0]
+    begin, end = found[0][0], ends[0]
     if result:
-        begin = ends[0] - result["seconds"] + result.get("seconds_to_all_started", 0)
-    window = [(when, n) for when, n, _ in found if begin + warm_up <= when <= ends[0]]
-    (first, before), (last, after) = window[0], window[-1]
+        begin = end - result["seconds"] + result.get("seconds_to_all_started", 0)
+    window = [(when, n) for when, n, _ in found if begin + warm_up <= when <= end]
+    (first, before), (last, after) = (window or [(end, 0)])[0], (end, found[0][2])
     if last - first <= least:
         text = f"timed for {last - first:.1f} s only; a fast machine needs more:"
         raise runs.Unfinished(f"{text} --seconds")
@@ -348,7 +355,8 @@ def markdown(rounds, versions):
         for name, result in measured.items()
         if name.startswith("digits")
     ]
-    said = runs.count_of(rounds)
+    said = f"Median of up to {len(rounds)} rounds, smallest and largest in brackets. "
+    said += "A rate without brackets is of one round.\n"
     said += f"\nWith {versions}.\n"
     if found:
         low, high = min(found), max(found)

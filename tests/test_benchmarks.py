@@ -365,6 +365,12 @@ def test_a_rate_is_counted_after_the_warm_up() -> None:
     assert choices.rate_of(late, 1.0, 1.0, result) == pytest.approx(40 / 1.1)
     with pytest.raises(runs.Unfinished, match="timed for 1.1 s only"):
         choices.rate_of(late, 1.0, 2.0, result)
+    with pytest.raises(runs.Unfinished, match="timed for 0.0 s only"):
+        choices.rate_of([lines[0], (10.2, "step 100/100 ")], 1.0, 2.0)
+    # A program's own clock counts, not when its lines came.
+    own = [(9.0, f"step {n}/100  at {when} s") for n, when in ((1, 3.1), (20, 4.2))]
+    own.append((9.0, "step 100/100  at 8.2 s"))
+    assert choices.rate_of(own, 1.0, 2.0) == pytest.approx(80 / 4)
     with pytest.raises(runs.Unfinished, match="no line of the last step"):
         choices.rate_of(lines[:-1], 1.0, 2.0)
 

@@ -30,7 +30,7 @@ def main():
         cross_entropy(replica(images), labels).backward()
         optimizer.step()
         if report:
-            report.step(step)
+            work.line(args, step)
     dist.barrier()
     if report:
         report.end()

@@ -80,7 +80,7 @@ def main():
         worker = under_way.pop(first)
         weights = server.apply.remote(first)
         under_way[worker.gradients.remote(weights)] = worker
-        report.step(step)
+        work.line(args, step)
 
     last = ray.get(weights)
     for parameter, value in zip(model.parameters(), last, strict=True):

@@ -8,6 +8,7 @@ k of N. The lines are those of the examples, so that one clock times all: `step 
 import argparse
 import collections
 import socket
+import time
 
 import numpy as np
 import torch
@@ -73,23 +74,23 @@ def free_port():
         return one.getsockname()[1]
 
 
+def line(args, number):
+    """Prints a line if one is due at this update, the first being 1."""
+    if number in (1, args.steps) or number % max(1, args.steps // LINES) == 0:
+        print(f"step {number}/{args.steps}  at {time.monotonic():.3f} s", flush=True)
+
+
 class Report:
-    """Prints the lines of a run, and that its model has learned."""
+    """Prints that the model of a run has learned."""
 
     def __init__(self, args, data, model):
         self.args, self.data, self.model = args, data, model
-        self.every = max(1, args.steps // LINES)
         self.before = self._loss()
 
     @torch.no_grad()
     def _loss(self):
         logits = self.model(self.data.x_train)
         return nn.functional.cross_entropy(logits, self.data.y_train).item()
-
-    def step(self, number):
-        """Prints a line if one is due at this update, the first being 1."""
-        if number == 1 or number == self.args.steps or number % self.every == 0:
-            print(f"step {number}/{self.args.steps} ", flush=True)
 
     @torch.no_grad()
     def end(self):
