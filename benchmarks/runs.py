@@ -233,7 +233,8 @@ def variant(source, change, more=None):
         return
     with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
         copy = pathlib.Path(parent, source.name)
-        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("logdir", "__py*"))
+        ignore = shutil.ignore_patterns("logdir", "__py*", ".venv*")
+        shutil.copytree(source, copy, ignore=ignore)
         for name, path in (more or {}).items():
             with open(copy / name, "ab") as file:
                 file.write(path.read_bytes())

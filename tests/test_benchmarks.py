@@ -24,9 +24,9 @@ import tree
 REPO = Path(__file__).resolve().parents[1]
 
 sys.path.insert(0, str(REPO / "benchmarks"))
-claims, clusters, figures, hard, large, overhead, overlap, peers = map(
+choices, claims, clusters, figures, hard, large, overhead, overlap, peers = map(
     importlib.import_module,
-    "claims clusters figures hard large overhead overlap peers".split(),
+    "choices claims clusters figures hard large overhead overlap peers".split(),
 )
 predictions, runs, scaling, star = map(
     importlib.import_module, ("predictions", "runs", "scaling", "star")
@@ -40,6 +40,9 @@ predictions, runs, scaling, star = map(
 @pytest.mark.parametrize(
     ("script", "flags", "sentence"),
     [
+        ("choices", ["--only", "keras"], "'keras' is not one of hogwild, coordinator,"),
+        ("choices", ["--environments", "no/such"], "--environments: no/such: No such"),
+        ("choices", ["--seconds", "0"], "--seconds: '0' is not a whole number above 0"),
         ("claims", ["--only", "rates"], "'rates' is not one of window, rate,"),
         ("claims", ["--timeout", "0"], "--timeout: '0' is not a whole number above 0"),
         ("claims", ["--out", "no/such/folder"], "--out: no/such/folder: No such file"),
@@ -392,8 +395,6 @@ def made_up(loss: float = 0.1, accuracy: float = 0.96, **more) -> dict:
 
 
 def test_results_without_a_ps(tmp_path: Path) -> None:
-    ring = {f"rate: {label}": {"steps_per_second": 100.0} for label in peers.LABELS}
-    ring[f"rate: {peers.RING}"]["steps_per_second"] = 150.0
     found = {name: {} for name in peers.CLAIMS}
     for run in peers.plan(peers.CLAIMS):
         curve = made_up(curve=[[10, 2.0], [40, 0.04]])
@@ -405,6 +406,75 @@ def test_results_without_a_ps(tmp_path: Path) -> None:
     assert "| Ring-All-Reduce, every step | 0.00 | 0.2 | 96.0 % |" in text
     for name in peers.CLAIMS:
         assert "<text" in (tmp_path / f"peers-{name}.svg").read_text()
+
+
+# --- What people would choose instead ------------------------------------------------
+
+
+def test_a_rate_is_counted_after_the_warm_up() -> None:
+    """From the first line a second after all had begun; the last line is the end."""
+    lines = [(10.0, "step 1/100 "), (10.9, "[worker 1] step 10/100  loss 0.5")]
+    lines += [(11.1, "step 20/100 "), (14.0, "step 60/100 "), (15.1, "step 100/100 ")]
+    late = [*lines, (15.2, "[worker 0] step  98/100  loss 0.1")]
+    assert choices.rate_of(late, 1.0, 2.0) == pytest.approx(80 / 4)
+    # The last worker of an example began two seconds after the first update, at 9.
+    result = {"seconds": 6.1, "seconds_to_all_started": 2.0}
+    assert choices.rate_of(late, 1.0, 1.0, result) == pytest.approx(40 / 1.1)
+    with pytest.raises(runs.Unfinished, match="timed for 1.1 s only"):
+        choices.rate_of(late, 1.0, 2.0, result)
+    with pytest.raises(runs.Unfinished, match="timed for 0.0 s only"):
+        choices.rate_of([lines[0], (10.2, "step 100/100 ")], 1.0, 2.0)
+    # A program's own clock counts, not when its lines came.
+    own = [(9.0, f"step {n}/100  at {when} s") for n, when in ((1, 3.1), (20, 4.2))]
+    own.append((9.0, "step 100/100  at 8.2 s"))
+    assert choices.rate_of(own, 1.0, 2.0) == pytest.approx(80 / 4)
+    with pytest.raises(runs.Unfinished, match="no line of the last step"):
+        choices.rate_of(lines[:-1], 1.0, 2.0)
+
+
+def test_the_table_of_choices() -> None:
+    rates = {"HogWild": 900.0, "Ring-All-Reduce": 300.0}
+    measured = {}
+    for kind in choices.WORKS:
+        for name, choice in choices.CHOICES.items():
+            rate = rates.get(choice.label, 600.0)
+            made = {"steps_per_second": rate, "test_accuracy": 0.97}
+            measured[choices.key(kind, name, 2)] = made
+    text = choices.markdown([measured], "Python 3")
+    assert "| HogWild, 2 workers | 900 | 1.00 | 900.00 | 1.00 |" in text
+    assert "| torch.distributed.rpc, 2 workers | 600 | 1.50 | 600.00 | 1.50 |" in text
+    assert "| PyTorch DDP, gloo, 2 workers | 600 | 0.50 | 600.00 | 0.50 |" in text
+    assert "| Ray, 4 workers | - | - | - | - |" in text
+    assert "Test accuracy on the digits was 0.970 to 0.970." in text
+
+
+def test_nothing_of_a_choice_is_left() -> None:
+    """Neither what has a session of its own and whose parent has ended, as Ray has."""
+    text = (
+        "import choices, subprocess\n"
+        "with choices.nothing_left():\n"
+        "    command = ['bash', '-c', 'setsid sleep 96 >/dev/null & echo $!']\n"
+        "    made = subprocess.run(command, stdout=subprocess.PIPE, text=True)\n"
+        "print(made.stdout)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(REPO / "benchmarks")}
+    done = tree.run(sys.executable, "-c", text, env=env)
+    assert done.returncode == 0, done.stderr
+    assert launch.is_gone(int(done.stdout))
+
+
+@pytest.mark.long
+def test_choices_that_need_no_environment(tmp_path: Path) -> None:
+    """An example, one that writes no result, and one that prints no lines."""
+    command = [sys.executable, "benchmarks/choices.py", "--quick", "--out", tmp_path]
+    command += ["--only", "hogwild,mirrored,coordinator", "--logs", tmp_path / "logs"]
+    done = tree.run(*command, timeout=280)
+    assert done.returncode == 0, done.stderr
+    (measured,) = json.loads((tmp_path / "choices.json").read_text())["rounds"]
+    assert len(measured) == 6
+    assert all(0 < made["steps_per_second"] < 1e5 for made in measured.values())
+    assert (tmp_path / "choices.md").read_text() in done.stdout
+    assert len(list((tmp_path / "logs").glob("*.log"))) == 6
 
 
 # --- While a worker computes -----------------------------------------------------

@@ -8,7 +8,7 @@ const play = (() => {
 
   // Where the measurements are. All links of the page to them are here.
   const MEASURED = {
-    clusters: "../../benchmarks/clusters.md#seconds-to-a-test-loss-of-055",
+    clusters: "../../benchmarks/clusters.md#gradients-until-then-of-all-workers",
     claims: "../../benchmarks/claims.md#accuracy-against-learning-rate-and-workers",
     scaling: "../../benchmarks/many-workers.md#1000000-parameters",
     predictions: "../../benchmarks/cost-model.md#what-a-run-will-cost",
