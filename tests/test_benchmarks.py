@@ -395,6 +395,8 @@ def made_up(loss: float = 0.1, accuracy: float = 0.96, **more) -> dict:
 
 
 def test_results_without_a_ps(tmp_path: Path) -> None:
+    ring = {f"rate: {label}": {"steps_per_second": 100.0} for label in peers.LABELS}
+    ring[f"rate: {peers.RING}"]["steps_per_second"] = 150.0
     found = {name: {} for name in peers.CLAIMS}
     for run in peers.plan(peers.CLAIMS):
         curve = made_up(curve=[[10, 2.0], [40, 0.04]])
