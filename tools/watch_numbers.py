@@ -280,7 +280,10 @@ class Known:
             waits = other.state in ("starts", "again") and t >= other.since
             if waits and other.pid and not self._makes_rounds(other.name):
                 events += self.state(other.name, "runs", t)
-        task.step = self.step = made[-1][0]
+        task.step = made[-1][0]
+        # Calls of others at the same time may have come first, and count more.
+        same = [o for o in self.tasks.values() if o.heard is not None and o.heard > t]
+        self.step = max(task.step, *(o.step for o in same if o.step is not None), 0)
         task.rounds += len(made)
         stale = collections.Counter(row[1] for row in made if row[2] == APPLIED)
         total = sum(k * n for k, n in stale.items())
