@@ -48,7 +48,7 @@ CALLS = (
 # What runs instead of the script: it changes two numbers, times every call, and then
 # runs the script.
 WRAPPER = """
-import atexit, json, runpy, sys, time
+import runpy, sys, time
 script, sizes, seconds = sys.argv[1:4]
 sys.argv[:4] = [script]
 sys.path.insert(0, script.rpartition("/")[0])
@@ -57,24 +57,17 @@ if sizes != "-":
     rounds.Calls.__init__.__defaults__ = (tuple(map(int, sizes.split(","))),)
 if seconds != "-":
     rounds.CALL = float(seconds)
-took = {}
-class Timed:
-    def __init__(self, session):
-        self.session = session
-    def make_callable(self, fetches):
-        size, call = int(fetches[0].shape[0]), self.session.make_callable(fetches)
-        def timed():
-            began = time.monotonic()
-            result = call()
-            took.setdefault(size, []).append(time.monotonic() - began)
-            return result
-        return timed
-make = rounds.Calls.make
-rounds.Calls.make = lambda self, session, *rest: make(self, Timed(session), *rest)
 if "worker" in sys.argv:
     path = sys.argv[sys.argv.index("--logdir") + 1] + "/calls-"
-    path += sys.argv[sys.argv.index("--task_index") + 1] + ".json"
-    atexit.register(lambda: json.dump(took, open(path, "w")))
+    path += sys.argv[sys.argv.index("--task_index") + 1]
+    call = rounds.Calls.call
+    def timed(self, session, size):
+        began = time.monotonic()
+        result = call(self, session, size)
+        with open(path, "a") as file:
+            print(size, time.monotonic() - began, file=file)
+        return result
+    rounds.Calls.call = timed
 runpy.run_path(script, run_name="__main__")
 """
 
@@ -182,7 +175,7 @@ def train(link, scheme, calls, steps, timeout):
         lines.join(5)
         result = json.loads(pathlib.Path(logdir, "result.json").read_text())
         result["round"] = of_lines(lines.lines)
-        result["in_a_call"] = of_calls(pathlib.Path(logdir, "calls-0.json"))
+        result["in_a_call"] = of_calls(pathlib.Path(logdir, "calls-0"))
     return result
 
 
@@ -201,8 +194,11 @@ def of_lines(lines):
 
 def of_calls(path):
     """Returns the median seconds of a round in the calls of most rounds."""
-    size, seconds = max((int(k), v) for k, v in json.loads(path.read_text()).items())
-    return statistics.median(seconds) / size
+    found = {}
+    for line in path.read_text().splitlines():
+        size, seconds = line.split()
+        found.setdefault(int(size), []).append(float(seconds))
+    return statistics.median(found[max(found)]) / max(found)
 
 
 def measure(milliseconds, scheme, calls, steps, timeout):

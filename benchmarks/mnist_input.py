@@ -42,8 +42,8 @@ def generated(gigabytes: float, folder: str):
 
     splits = {"train": (row, rows), "test": (row, 100)}
     names = [str(number) for number in range(CLASSES)]
-    about = f"{gigabytes} GB"
-    source = sources.Source("generated", names, images.shape[1:], about, splits)
+    shape, about = images.shape[1:], f"{gigabytes} GB"
+    source = sources.Source("generated", names, shape, None, shape[-1], about, splits)
     last = [0.0]
 
     def say(text):
@@ -68,9 +68,8 @@ def rate_of_input(index, seconds: float, **changes) -> float:
     args = flags_of(**changes)
     with tf.Graph().as_default(), tf.Session() as session:
         position = tf.constant(0, tf.int64)
-        iterator = pipeline.batches(index, args, 0, 1, position)
-        images, _, _ = iterator.get_next()
-        session.run(iterator.initializer)
+        images, _, _ = pipeline.batches(index, args, 0, 1, position)()
+        session.run(tf.tables_initializer())
         draw = session.make_callable(images.op)
         for _ in range(20):
             draw()
@@ -99,15 +98,13 @@ def waits(index, steps: int) -> tuple[float, float]:
     import pipeline
 
     with tf.Graph().as_default(), tf.Session() as session:
-        iterator = pipeline.batches(
-            index, flags_of(augment=1), 0, 1, tf.constant(0, tf.int64)
-        )
-        images, labels, _ = iterator.get_next()
+        begin = tf.constant(0, tf.int64)
+        images, labels, _ = pipeline.batches(index, flags_of(augment=1), 0, 1, begin)()
         model = models.conv([SIDE, SIDE, 1], CLASSES, 128, 0)
         weights = [tf.Variable(model.start(i)) for i in range(len(model.names))]
-        loss = models.loss(model.logits(weights, images), labels)
+        loss = model.loss(weights, images, labels)
         train = tf.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
-        session.run([tf.global_variables_initializer(), iterator.initializer])
+        session.run([tf.global_variables_initializer(), tf.tables_initializer()])
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
         whole, waited = [], []
         for step in range(steps + 10):
