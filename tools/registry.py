@@ -28,6 +28,7 @@ FAMILIES = {
     "peers": Family("Ring-All-Reduce"),
     "gossip": Family("Gossip-SGD"),  # peers too, and no barrier
     "table": Family("Partitioned-Embedding", "Partitioned-Embedding"),  # of rows
+    "dynamic": Family("Dynamic-Embedding", "Dynamic-Embedding"),  # of rows that go
     "client": Family("In-Graph-Replication"),  # one client for all workers
     "program": Family("Distributed-MNIST", whole=True),
 }
@@ -320,6 +321,16 @@ EXAMPLES = [
         "async",
         "gradient of touched rows",
         "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)",
+    ),
+    Example(
+        "Dynamic-Embedding",
+        "Partitioned-Embedding",
+        "Many devices, a split model",
+        "dynamic",
+        "a table on the ps in which rows come, and those not used go.",
+        "async",
+        "ids, gradient of their rows",
+        "[Liu et al. 2022](https://arxiv.org/abs/2209.07663)",
     ),
     Example(
         "Fault-Tolerance",
