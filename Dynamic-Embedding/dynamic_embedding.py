@@ -131,10 +131,13 @@ def graph(args, center, table, stats, batch, loss, last):
 
     # forget i, its count and its row if t − seen[i] ≥ E   (ps: each its own)
     with tf.name_scope("forget"):
+
+        def gone(seen, t):
+            return t - seen >= args.expire
+
         if args.expire:
             due = applied & tf.equal(number % args.sweep, args.sweep - 1)
-            age = args.expire
-            update = table.forget(due, lambda seen: number - seen >= age, update)
+            update = table.forget(due, number, gone, after=update)
     return rounds.Round(value, counted, update)
 
 

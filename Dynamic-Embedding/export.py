@@ -1,7 +1,7 @@
 """The trained model in one file, for one machine: no ps, no worker, no server.
 
     python export.py LOGDIR model.npz            writes it, and tests it
-    python export.py model.npz 848,575 176,2135  says how likely each impression's click is
+    python export.py model.npz 848,575 176,2135  says how likely a click is, for each
 
 The file has `ids` and `rows`, in the same order, and the dense weights `w`.
 """
@@ -24,15 +24,15 @@ def read(logdir):
     path = tf.train.latest_checkpoint(logdir)
     if not path:
         fail(f"{logdir} has no checkpoint")
-    ids, rows, k = [], [], 0
-    while os.path.exists(f"{path}.rows-{k}.index"):
-        part = tf.train.load_checkpoint(f"{path}.rows-{k}")
-        slots, rows_here = part.get_tensor("entries")[:, 0], part.get_tensor("rows")
-        has = slots >= 0
-        ids.append(part.get_tensor("ids")[has])
-        rows.append(rows_here[slots[has]])
-        k += 1
+    ids, rows, parts = [], [], 1
+    while len(rows) < parts:
+        part = tf.train.load_checkpoint(f"{path}.rows-{len(rows)}")
+        parts, slots = part.get_tensor("parts"), part.get_tensor("entries")[:, 0]
+        ids.append(part.get_tensor("ids")[slots >= 0])
+        rows.append(part.get_tensor("rows")[slots[slots >= 0]])
     ids = np.concatenate(ids)
+    if not len(ids):
+        fail(f"{path} has no rows")
     ids = ids.astype("S") if ids.dtype.hasobject else ids
     w = tf.train.load_checkpoint(path).get_tensor("center")
     return {"ids": ids, "rows": np.concatenate(rows), "w": w}

@@ -13,6 +13,7 @@ import launch
 import numpy as np
 import pytest
 import rules
+import test_inputs
 from harness import rounds, servers, stats, tf
 from launch import copy_of, result, run_sh, saved_step, wait_until
 from test_around import args_of, began, graph_of, script_of
@@ -611,6 +612,15 @@ def test_a_log_that_cannot_be_used(file, content, words, tmp_path) -> None:
     with pytest.raises(ValueError) as error:
         load(write(tmp_path / file, content))
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_script_refuses_wrong_flags(capsys, monkeypatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    module = script_of(FOLDER)
+    for changes, words in test_inputs.MISTAKES:
+        with pytest.raises(SystemExit) as end:
+            module.parse_args(test_inputs.flags(changes))
+        test_inputs.check(end.value.code, capsys.readouterr().err, words)
 
 
 # --- As processes ------------------------------------------------------------------

@@ -223,14 +223,16 @@ class Part:
             done.append(self.count(rows_late=mine & ~same))
         return self.unlocked
 
-    def forget(self, due, gone, after):
-        """Forgets, if it is `due`, the ids of which `gone(seen)` says so."""
+    def forget(self, due, step, gone, after):
+        """Forgets, if it is `due`, the ids of which `gone(seen, step)` says so."""
+        with tf.device(self.device):
+            due, step = tf.identity(due), tf.identity(step)
 
         def forget():
-            with self.locked() as done:
+            with self.locked([step]) as done:
                 ids, entries = self.export()
                 slots, _, seen = tf.unstack(entries, axis=1)
-                out = gone(seen)
+                out = gone(seen, step)
                 lost, kept = (marked(slots, x & (slots >= 0)) for x in (out, ~out))
                 removed = tf.raw_ops.LookupTableRemoveV2(
                     table_handle=self.index, keys=marked(ids, out)
@@ -325,10 +327,10 @@ class Table:
             for k, (part, *one) in enumerate(every)
         ]
 
-    def forget(self, due, gone, after):
+    def forget(self, due, step, gone, after):
         """Forgets ids, see Part.forget; returns what comes after it on each ps."""
         every = zip(self.parts, after, strict=True)
-        return [part.forget(due, gone, [last]) for part, last in every]
+        return [part.forget(due, step, gone, [last]) for part, last in every]
 
     def lookup(self, ids):
         """Returns the rows of any ids [*ids.shape, d], zeros for those without one.
@@ -361,8 +363,8 @@ class Saver:
     """Saves and restores a table; every ps writes and reads its own part.
 
     A part is a checkpoint of its own, PATH.rows-K: ids, entries (slot: which of the
-    rows), rows, sums, events. Any number of ps restores what any number has saved. All
-    must see the same directory.
+    rows), rows, sums, events, and how many parts there are. Any number of ps restores
+    what any number has saved. All must see the same directory.
     """
 
     def __init__(self, table):
@@ -391,6 +393,7 @@ class Saver:
                 "rows": tf.gather(part.rows, at),
                 "sums": tf.gather(part.sums, at),
                 "events": part.events.read_value(),
+                "parts": tf.constant(self.table.count),
             }
             done += tensors.values()
         with tf.device(part.device):
@@ -432,23 +435,19 @@ class Saver:
         """Saves a checkpoint: its rows before it, so that nobody finds it without."""
         session.run(self.saved, {self.path: f"{path}-{step}"})
         self.others.save(session, path, step, **options)
-        kept = [os.path.basename(one) for one in self.others.last_checkpoints]
         for file in glob.glob(f"{glob.escape(path)}-*.rows-*"):
-            if os.path.basename(file).split(".rows-")[0] not in kept:
-                os.remove(file)
+            if not os.path.exists(f"{file.rpartition('.rows-')[0]}.index"):
+                os.remove(file)  # TensorFlow keeps the last five
 
     def restore(self, session, path):
         """Restores a checkpoint; raises ValueError if its rows are others."""
-        parts = len(glob.glob(f"{glob.escape(path)}.rows-*.index"))
-        if not parts:
+        if not os.path.exists(f"{path}.rows-0.index"):
             raise ValueError("it has no rows")
+        first = tf.train.load_checkpoint(f"{path}.rows-0")
+        found, d = first.get_variable_to_shape_map()["rows"][1], self.table.args.rank
+        if found != d:
+            raise ValueError(f"its rows have {found} numbers, not {d}")
         session.run(self.begin)
         self.others.restore(session, path)
-        for k in range(parts):
-            old = f"{path}.rows-{k}"
-            d = tf.train.load_checkpoint(old).get_variable_to_shape_map()["rows"][1]
-            if d != self.table.args.rank:
-                raise ValueError(
-                    f"its rows have {d} numbers, not {self.table.args.rank}"
-                )
-            session.run(self.dealt, {self.path: old})
+        for k in range(first.get_tensor("parts")):
+            session.run(self.dealt, {self.path: f"{path}.rows-{k}"})
