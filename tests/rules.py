@@ -377,3 +377,21 @@ def dynamic_rows(batches, admit, expire, sweep, eta, draw, first_sum=None):
                 for table in (rows, count, seen, sums):
                     table.pop(i, None)
         yield {**rows}, {**count}, {**seen}
+
+
+def hybrid(batches, updates, eta, eta_rows, staleness):
+    """Lian et al. 2022: yields (w, {id: row}) after each update; all look up at once.
+
+    `batches[k]` has worker k's (id, c), whose gradient is row + w − c for both. A row
+    is looked up `staleness` rounds before the last pushes.
+    """
+    w, rows = 0.0, [{}]
+    for t in range(updates):
+        seen, now = rows[max(0, t - staleness)], {**rows[-1]}
+        drawn = [next(batch) for batch in batches]
+        g = [seen.get(i, 0.0) + w - c for i, c in drawn]
+        for (i, _), one in zip(drawn, g, strict=True):
+            now[i] = now.get(i, 0.0) - eta_rows * one
+        w -= eta * np.mean(g)
+        rows.append(now)
+        yield w, now

@@ -614,9 +614,10 @@ def test_a_log_that_cannot_be_used(file, content, words, tmp_path) -> None:
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_script_refuses_wrong_flags(capsys, monkeypatch) -> None:
+@pytest.mark.parametrize("folder", [FOLDER, "Hybrid-Embedding"])
+def test_every_script_refuses_wrong_flags(folder, capsys, monkeypatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    module = script_of(FOLDER)
+    module = script_of(folder)
     for changes, words in test_inputs.MISTAKES:
         with pytest.raises(SystemExit) as end:
             module.parse_args(test_inputs.flags(changes))
