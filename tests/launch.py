@@ -362,7 +362,7 @@ def wrong_stats(result: dict | None) -> list[str]:
     each = flags.get("replicas_to_aggregate", 1)
     each = each if flags.get("issync", True) else 1
     family = registry.of(result["scheme"]).family
-    if family == "peers" or flags.get("asynchronous") is False:
+    if family in ("peers", "hybrid") or flags.get("asynchronous") is False:
         each = result["workers"]  # every worker makes every round
     wrong = []
     if steps != flags["steps"]:

@@ -421,3 +421,52 @@ def matrix_factorization(schedule, batches, w, eta, mean, l2):
         w = w - eta * g
         out.append(w)
     return out
+
+
+def dynamic_rows(batches, admit, expire, sweep, eta, draw, first_sum=None):
+    """Liu et al. 2022: yields ({id: row}, {id: count}, {id: seen}) after each batch.
+
+    A batch is [(id, c)] with the gradient row − c; `draw(id)` is a new row; Adagrad
+    begins with `first_sum`, and there is none if that is None.
+    """
+    rows, count, seen, sums = {}, {}, {}, {}
+    for t, batch in enumerate(batches):
+        for i, _ in batch:
+            seen[i] = t
+            if i not in rows:
+                count[i] = count.get(i, 0) + 1
+                if count[i] >= admit:
+                    rows[i], sums[i] = draw(i), first_sum
+        g = {}
+        for i, c in batch:
+            if i in rows:
+                g[i] = g.get(i, 0) + rows[i] - c
+        for i in g:
+            scale = 1
+            if first_sum is not None:
+                sums[i] = sums[i] + g[i] ** 2
+                scale = 1 / np.sqrt(sums[i])
+            rows[i] = rows[i] - eta * scale * g[i]
+        if expire and (t + 1) % sweep == 0:
+            for i in [i for i in seen if t - seen[i] >= expire]:
+                for table in (rows, count, seen, sums):
+                    table.pop(i, None)
+        yield {**rows}, {**count}, {**seen}
+
+
+def hybrid(batches, updates, eta, eta_rows, staleness):
+    """Lian et al. 2022: yields (w, {id: row}) after each update; all look up at once.
+
+    `batches[k]` has worker k's (id, c), whose gradient is row + w − c for both. A row
+    is looked up `staleness` rounds before the last pushes.
+    """
+    w, rows = 0.0, [{}]
+    for t in range(updates):
+        seen, now = rows[max(0, t - staleness)], {**rows[-1]}
+        drawn = [next(batch) for batch in batches]
+        g = [seen.get(i, 0.0) + w - c for i, c in drawn]
+        for (i, _), one in zip(drawn, g, strict=True):
+            now[i] = now.get(i, 0.0) - eta_rows * one
+        w -= eta * np.mean(g)
+        rows.append(now)
+        yield w, now

@@ -28,6 +28,8 @@ FAMILIES = {
     "peers": Family("Ring-All-Reduce"),
     "gossip": Family("Gossip-SGD"),  # peers too, and no barrier
     "table": Family("Partitioned-Embedding", "Partitioned-Embedding"),  # of rows
+    "dynamic": Family("Dynamic-Embedding", "Dynamic-Embedding"),  # of rows that go
+    "hybrid": Family("Hybrid-Embedding", "Dynamic-Embedding"),  # rows, and a ring
     "client": Family("In-Graph-Replication"),  # one client for all workers
     "program": Family("Distributed-MNIST", whole=True),
 }
@@ -340,6 +342,26 @@ EXAMPLES = [
         "async",
         "gradient of touched rows",
         "[Niu et al. 2011](https://arxiv.org/abs/1106.5730)",
+    ),
+    Example(
+        "Dynamic-Embedding",
+        "Partitioned-Embedding",
+        "Many devices, a split model",
+        "dynamic",
+        "a table on the ps in which rows come, and those not used go.",
+        "async",
+        "ids, gradient of their rows",
+        "[Liu et al. 2022](https://arxiv.org/abs/2209.07663)",
+    ),
+    Example(
+        "Hybrid-Embedding",
+        "Dynamic-Embedding",
+        "Many devices, a split model",
+        "hybrid",
+        "dense weights are synchronous, rows on the ps asynchronous.",
+        "sync, rows async",
+        "gradient of rows to the ps, that of w from worker to worker",
+        "[Lian et al. 2022](https://arxiv.org/abs/2111.05897)",
     ),
     Example(
         "Fault-Tolerance",
