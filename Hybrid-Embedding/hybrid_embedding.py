@@ -198,7 +198,7 @@ def main():
     # Begin: the chief initialises all, or restores it, and all get w from it.
     with training:
         group.begin()
-        # Loop: a call is up to ten rounds. If a task is lost in here, all workers begin
+        # Loop: a call is up to five rounds. If a task is lost in here, all begin
         # again, and go on with the rows that the ps have.
         while training.left > 0:
             with group.together():

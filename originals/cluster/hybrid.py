@@ -22,6 +22,7 @@ from cluster.ring import ConsistencyCheck, Ring, traffic
 from cluster.rounds import APPLIED, Counted
 from cluster.stats import size
 
+SIZES = (1, 5)  # rounds of a call; ten of two halves take too long to build
 OF = " of "  # between a worker's process and that of the chief
 
 
@@ -145,7 +146,7 @@ class Halves:
 class Calls(lockstep.Calls):
     """Calls of both halves of some rounds, in two threads."""
 
-    def __init__(self, one_round, ring, halves, sizes=lockstep.SIZES):
+    def __init__(self, one_round, ring, halves, sizes=SIZES):
         super().__init__(one_round, ring, sizes)
         self.half = {n: halves.fetches(n) for n in self.fetches}
         self.dense, self.rounds.call = self.rounds.call, self.call
