@@ -1,0 +1,115 @@
+// What the page says beside its figures, and the numbers of benchmarks/ that it compares
+// with. No code. `on` is a state, written as in an address; {window} and the like become
+// what is set.
+
+const words = {
+  // Where the measurements are. All links of the page to them are here.
+  links: {
+    clusters: "../../benchmarks/clusters.md#gradients-until-then-of-all-workers",
+    claims: "../../benchmarks/claims.md#accuracy-against-learning-rate-and-workers",
+    scaling: "../../benchmarks/many-workers.md#1000000-parameters",
+    predictions: "../../benchmarks/cost-model.md#what-a-run-will-cost",
+    members: "../../benchmarks/without-a-ps.md#diloco-workers-that-come-and-go-between-rounds",
+  },
+
+  schemes: {
+    HogWild: "Nobody waits. While a worker computes, the others change the weights, and so its gradient is old when it arrives.",
+    "Dynamic-SGD": "Nobody waits. A gradient that is τ updates old makes only 1 / (τ + 1) of a step.",
+    "Stale-Synchronous-Parallel": "A worker that is more than {bound} rounds ahead of the slowest waits (hatched).",
+    "DOWNPOUR-Easy": "Nobody waits. Each worker makes {window} steps alone, then pushes the sum of its gradients.",
+    AGN: "Nobody waits. Each worker makes {window} steps alone, then pushes the mean of its gradients.",
+    AEASGD: "Nobody waits. Each worker makes {window} steps alone, then pushes a part of the difference between its weights and the shared ones.",
+    "Gradient-Compression": "Nobody waits. Only the largest {keep} of a gradient is pushed, and the rest waits for the next push. What is pulled is whole.",
+    "Synchronous-SGD": "An update needs {needed} gradients of {workers} workers, and all wait for it (hatched). No gradient is stale: one that comes later is thrown away (striped).",
+    "Ring-All-Reduce": "No ps: the workers add up their gradients in a ring. All wait for the slowest (hatched). When one is killed, all stop until it is back.",
+    "Local-SGD": "No ps. Each worker makes {window} steps alone, then all average their weights, and wait for the slowest (hatched). When one is killed, the others go on.",
+    DiLoCo: "No ps. Each worker makes {window} steps alone, then all average how far they moved, and momentum carries it on. They wait for the slowest (hatched). When one is killed, the others go on.",
+    "Gossip-SGD": "No ps. Two workers at a time average their weights, and compute meanwhile.",
+  },
+
+  presets: [
+    {
+      id: "one-slow-worker", title: "One slow worker",
+      on: "a=HogWild&b=Synchronous-SGD&slow=1,1,1,4&seconds=60",
+      told: "Worker 3 needs four times as long for a gradient. Synchronous-SGD waits for it in every step, HogWild never.",
+      what: "gradients a second", link: "clusters", measured: [68, 22],
+    },
+    {
+      id: "two-sites", title: "Two sites, 100 ms",
+      on: "a=HogWild&b=Ring-All-Reduce&trip=100&sites=1&bandwidth=10000&seconds=60",
+      told: "Two workers and the ps are at one site, two workers at another, 100 ms away there and back. In each step of the ring the sums cross that distance three times.",
+      what: "gradients a second", link: "clusters", measured: [55, 12],
+    },
+    {
+      id: "100-mbit", title: "100 Mbit/s", on: "a=HogWild&b=DOWNPOUR-Easy&bandwidth=100",
+      told: "Sending the weights takes 32 ms, a gradient 40 ms. DOWNPOUR-Easy sends once in 16 steps.",
+      what: "gradients a second", link: "clusters", measured: [23, 84],
+      leaves: "Real workers pull together and then push together, so that the cable is often used in one direction only. The simulation uses both at once.",
+    },
+    {
+      id: "32-workers", title: "32 workers, one ps",
+      on: "a=HogWild&b=AEASGD&a.rate=0.03&b.window=32&b.rate=0.4&workers=32&parameters=1000000&gradient=50&seconds=60",
+      told: "The cable of one ps carries 31 gradients of a million numbers a second. That is full with four such workers, and 32 push.",
+      what: "examples a second, with 24 workers on two shared cores", link: "scaling", measured: [6504, 13513],
+      leaves: "A core of the simulation does one thing after the other, and loses no time when it changes from one of 25 processes to the next.",
+    },
+    {
+      id: "come-and-go", title: "Workers come and go", on: "a=DiLoCo&b=Ring-All-Reduce&kills=2",
+      told: "Each worker is killed once and comes back. DiLoCo goes on with those who are there, a ring stops until all are.",
+      what: "examples, DiLoCo with fewer and fewer workers, and with all four", link: "members", measured: [40000, 64000],
+    },
+    {
+      id: "rate-too-high", title: "Rate too high", on: "a=HogWild&b=Dynamic-SGD&a.rate=0.4&b.rate=0.4&workers=8",
+      told: "With eight workers a gradient is seven updates old. HogWild's steps of 0.4 then go past the goal further each time. Dynamic-SGD divides each step by the staleness plus one.",
+      what: "as the largest rate with which HogWild trains, with one worker and with eight", link: "claims", measured: [1.2, 0.2],
+      leaves: "The curvature of this quadratic is always 1 at most, so one worker trains up to a rate of 2. That of a network changes while it trains.",
+    },
+  ],
+
+  // In the order of the reading list
+  questions: [
+    {
+      on: "a=HogWild&b=Synchronous-SGD&slow=1,1,1,4&seconds=60", answer: "a",
+      told: "Worker 3 is four times as slow as the others.",
+      why: "In Synchronous-SGD every step waits for worker 3. In HogWild only worker 3 is slow.",
+    },
+    {
+      on: "a=HogWild&b=Dynamic-SGD&a.rate=0.4&b.rate=0.4&workers=8", answer: "b",
+      told: "Eight equal workers, and a learning rate of 0.4 for both.",
+      why: "A gradient is seven updates old, and so a step of 0.4 is too long: HogWild diverges. Dynamic-SGD makes steps of 0.4 / 8.",
+    },
+    {
+      on: "a=Stale-Synchronous-Parallel&b=HogWild&slow=1,1,1,4&seconds=60", answer: "b",
+      told: "Worker 3 is always slow. Stale-Synchronous-Parallel lets nobody be more than four rounds ahead.",
+      why: "A bound helps against short pauses. Here the fast workers soon are four rounds ahead, and then wait in every round.",
+    },
+    {
+      on: "a=HogWild&b=DOWNPOUR-Easy&bandwidth=100", answer: "b",
+      told: "Cables of 100 Mbit/s: a message takes nearly as long as a gradient.",
+      why: "HogWild sends after each gradient, and the cable of the ps is full. DOWNPOUR-Easy sends once in 16 gradients, so its workers compute nearly all the time.",
+    },
+    {
+      on: "a=HogWild&b=AGN&b.window=16&bandwidth=10000", answer: "a",
+      told: "Fast cables: a message takes less than a millisecond. AGN has a window of 16.",
+      why: "There is no time to save, because messages cost nearly nothing. And AGN's push, a mean of 16 gradients, moves the weights no further than one gradient does.",
+    },
+    {
+      on: "a=Synchronous-SGD&b=Synchronous-SGD&b.backup=1&slow=1,1,1,4&seconds=60", answer: "b",
+      told: "Worker 3 is slow. The second Synchronous-SGD has one backup worker: it takes the first three gradients of a step.",
+      why: "The first three gradients come from the fast workers, so nobody waits for worker 3. Its gradients are thrown away, which costs a quarter of the work, and not three quarters of the time.",
+    },
+    {
+      on: "a=Synchronous-SGD&b=Ring-All-Reduce&workers=8&parameters=1000000&seconds=60", answer: "b",
+      told: "Eight equal workers, a million parameters, cables of 1 Gbit/s.",
+      why: "All eight workers send 4 MB through the one cable of the ps, and get 4 MB from it. In the ring each worker only sends to the next one, so all cables carry at the same time.",
+    },
+    {
+      on: "a=Ring-All-Reduce&b=DiLoCo&trip=100&sites=1&bandwidth=10000&seconds=60", answer: "b",
+      told: "Two sites, 100 ms apart, there and back.",
+      why: "In each step of the ring the sums cross the distance three times, one after the other. DiLoCo does this once in 25 steps.",
+    },
+  ],
+
+  own: "Change the cluster, and see which scheme gains. The address of this page holds all that is set, so that you can send it to somebody.",
+};
+if (typeof module !== "undefined") module.exports = words;
