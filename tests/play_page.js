@@ -63,9 +63,9 @@ async function main() {
   // Everything is drawn, and fits.
   await show("", 1280);
   const { schemes, presets, questions } = await page.evaluate(() => ({
-    schemes: Object.keys(play.SCHEMES),
-    presets: play.PRESETS.map((one) => one.id),
-    questions: play.QUESTIONS.map((_, k) => `question-${k + 1}`),
+    schemes: Object.keys(words.schemes),
+    presets: words.presets.map((one) => one.id),
+    questions: words.questions.map((_, k) => `question-${k + 1}`),
   }));
   let shown = 0;
   for (const hash of [...schemes, ...presets, ...questions, "workers=32&problem=1"]) {

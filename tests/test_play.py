@@ -335,7 +335,7 @@ def section(page: str, anchor: str) -> str:
 @pytest.mark.quick
 def test_every_preset_is_what_was_measured_or_says_why_not() -> None:
     found = node(
-        "return play.PRESETS.map((p) => ({...p, ...play.compare(p), "
+        "return words.presets.map((p) => ({...p, ...play.compare(p), "
         "now: play.from_hash(p.on), link: words.links[p.link]}));"
     )
     assert len(found) == 6
@@ -354,7 +354,7 @@ def test_every_preset_is_what_was_measured_or_says_why_not() -> None:
 @if_node
 @pytest.mark.quick
 def test_every_question_has_the_answer_that_its_words_explain() -> None:
-    script = """return play.QUESTIONS.map((q) => {
+    script = """return words.questions.map((q) => {
       const now = play.from_hash(q.on);
       const runs = ["a", "b"].map((side) => play.run(now, side));
       if (!runs.every((run) => run.whole)) throw Error("too many events");
@@ -374,7 +374,7 @@ def test_an_address_holds_the_state_and_a_wrong_one_does_no_harm() -> None:
     )
     given = dict(wrong=wrong.split(" "))
     script = """
-      const names = Object.keys(play.SCHEMES), presets = play.PRESETS.map((p) => p.id);
+      const names = Object.keys(words.schemes), presets = words.presets.map((p) => p.id);
       const same = [...names, ...presets, ""].map((hash) => {
         const once = play.to_hash(play.from_hash(hash));
         return [once, play.to_hash(play.from_hash("#" + once))];
@@ -396,7 +396,7 @@ def test_an_address_holds_the_state_and_a_wrong_one_does_no_harm() -> None:
 @if_node
 @pytest.mark.quick
 def test_the_commands_have_flags_that_exist() -> None:
-    script = """return Object.keys(play.SCHEMES).map((name) => {
+    script = """return Object.keys(words.schemes).map((name) => {
       const now = play.state({a: name, workers: 3, kills: 1, "a.backup": 1});
       return [name, play.command(now, "a")];
     });"""
@@ -426,7 +426,7 @@ def test_the_page_is_linked_and_its_own_links_lead_somewhere() -> None:
     for link in node("return Object.values(words.links);"):
         file, _, anchor = link.partition("#")
         assert anchor in anchors((PLAY / file).resolve().read_text()), link
-    for name in node("return Object.keys(play.SCHEMES);"):
+    for name in node("return Object.keys(words.schemes);"):
         text = (REPO / name / "README.md").read_text()
         assert f"../docs/play/index.html#{name})" in text, name
     notebook = REPO / "Basics-Tutorial" / "9-What-a-Run-Costs.ipynb"

@@ -424,6 +424,6 @@ const cost = (() => {
     }
   }
 
-  return { PEERS, BOUNDED, BARRIER, GOSSIP, Random, Setup, Simulation, range };
+  return { PEERS, BARRIER, GOSSIP, Random, Setup, Simulation, range };
 })();
 if (typeof module !== "undefined") module.exports = cost;

@@ -2,7 +2,8 @@
 // An input has the name that its value has in the state.
 
 (() => {
-  const { SIDES, SCHEMES, CLUSTER, SLOW, SIDE, PRESETS, QUESTIONS, TARGET } = play;
+  const { schemes: SCHEMES, cluster: CLUSTER, side: SIDE, slow: SLOW } = words;
+  const { presets: PRESETS, questions: QUESTIONS } = words, { SIDES } = play;
   const { draw, worker_at } = timeline_picture;
   const byId = (id) => document.getElementById(id);
   const write = (id, text) => { byId(id).textContent = text; };
@@ -201,7 +202,7 @@
       const { curve, reached } = runs[side];
       const points = curve.map(({ time, loss }) => `${x(time)} ${y(loss)}`);
       byId(`curve-${side}`).setAttribute("d", `M${points.join("L")}`);
-      const dot = reached === null ? "" : `M${x(reached)} ${y(TARGET)}h0`;
+      const dot = reached === null ? "" : `M${x(reached)} ${y(play.TARGET)}h0`;
       byId(`dot-${side}`).setAttribute("d", dot);
     }
     [...byId("times").children].forEach((one, k) => {

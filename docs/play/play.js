@@ -1,58 +1,13 @@
-// What can be set, as a state that fits into an address; a run of one side; the ratios of
-// the presets. Nothing here knows the page: the tests use it under node.
+// What is set, as a state that fits into an address; a run of one side; the ratios of the
+// presets. Nothing here knows the page: the tests use it under node.
 
 const play = (() => {
   const lib = typeof cost === "undefined"
     ? { ...require("./cost.js"), rules: require("./rules.js"), words: require("./words.js") }
     : { ...cost, rules, words };
-  const { Random, Setup, Simulation, PEERS, BOUNDED, BARRIER, GOSSIP, range } = lib;
-  const PRESETS = lib.words.presets, QUESTIONS = lib.words.questions, SIDES = ["a", "b"];
-
-  // Each scheme: its settings, and what a link to it shows: beside what, and where. A new
-  // one also has a name in cost.py, with a process here and there if its timing is new, a
-  // rule in rules.js, and a sentence in words.js.
-  const SCHEMES = {
-    HogWild: { rate: 0.1, on: "b=Synchronous-SGD&slow=1,1,1,4" },
-    "Dynamic-SGD": { rate: 0.4, on: "b=HogWild&b.rate=0.4&workers=8" },
-    [BOUNDED]: { rate: 0.1, bound: 4, on: "b=Synchronous-SGD&spread=100" },
-    "DOWNPOUR-Easy": { rate: 0.1, window: 16, on: "b=HogWild&bandwidth=100" },
-    AGN: { rate: 0.1, window: 5, on: "b=DOWNPOUR-Easy&bandwidth=100" },
-    AEASGD: { rate: 0.3, window: 16, on: "b=HogWild&bandwidth=100" },
-    "Gradient-Compression": { rate: 0.1, keep: 0.01, on: "b=HogWild&bandwidth=100" },
-    [BARRIER]: { rate: 0.3, backup: 0, on: "b=HogWild&slow=1,1,1,4" },
-    "Ring-All-Reduce": { rate: 0.3, on: "b=Synchronous-SGD&workers=8&parameters=1000000" },
-    "Local-SGD": { rate: 0.3, window: 8, on: "b=Ring-All-Reduce&bandwidth=100" },
-    DiLoCo: { rate: 0.003, window: 25, on: "b=Local-SGD&trip=100&sites=1&bandwidth=10000" },
-    [GOSSIP]: { rate: 0.3, on: "b=Ring-All-Reduce&slow=1,1,1,4" },
-  };
-
-  // What can be set: of the cluster, of a worker, and of a scheme.
-  const number = (label, value, min, max, step = 1) => ({ label, value, min, max, step });
-  const choice = (label, value, choices) => ({ label, value, choices });
-  const CLUSTER = {
-    workers: number("Workers", 4, 1, 32),
-    gradient: number("A gradient takes, ms", 40, 5, 200, 5),
-    spread: number("and varies by, %", 0, 0, 100, 10),
-    ps: number("Parameter servers", 1, 1, 4),
-    parameters: choice("Parameters", 1e5, { 4810: "4,810", 1e5: "100,000",
-      1e6: "1 million", 1e7: "10 million" }),
-    bandwidth: choice("A cable carries", 1000, { 10: "10 Mbit/s", 100: "100 Mbit/s",
-      1000: "1 Gbit/s", 10000: "10 Gbit/s" }),
-    trip: number("Round trip, ms", 0, 0, 200, 10),
-    sites: choice("Far apart are", 0, { 0: "all machines", 1: "two sites" }),
-    kills: choice("Killed are", 0, { 0: "no workers", 1: "one worker",
-      2: "all workers, in turn" }),
-    problem: choice("The problem", 0, { 0: "a quadratic", 1: "logistic regression" }),
-    seconds: choice("The run lasts", 20, { 5: "5 s", 20: "20 s", 60: "60 s", 120: "120 s" }),
-  };
-  const SLOW = number("times as slow", 1, 1, 8, 0.5);
-  const SIDE = {
-    rate: number("Learning rate", 0.1, 0.001, 2, 0.001),
-    window: number("Window T", 16, 1, 128),
-    bound: number("Bound s", 4, 0, 32),
-    backup: number("Backup workers", 0, 0, 31),
-    keep: choice("Pushed", 0.01, { 0.001: "0.1 %", 0.01: "1 %", 0.1: "10 %" }),
-  };
+  const { Random, Setup, Simulation, PEERS, BARRIER, GOSSIP, range } = lib;
+  const { schemes: SCHEMES, cluster: CLUSTER, side: SIDE, slow: SLOW } = lib.words;
+  const { presets: PRESETS, questions: QUESTIONS } = lib.words, SIDES = ["a", "b"];
   // Two costs that the runs over slow cables in benchmarks/ found.
   const COSTS = { call: 0.59, turn: 1.19 };
   const TARGET = 0.05, SLICES = 240, MOST = 300000; // events of a run
@@ -76,9 +31,9 @@ const play = (() => {
     for (const side of SIDES) {
       const usual = side === "a" ? "HogWild" : BARRIER;
       found[side] = Object.hasOwn(SCHEMES, changes[side]) ? changes[side] : usual;
-      for (const [key, value] of Object.entries(SCHEMES[found[side]])) {
-        const max = key === "backup" ? found.workers - 1 : SIDE[key]?.max;
-        if (key in SIDE) take(`${side}.${key}`, { ...SIDE[key], value, max });
+      for (const [key, value] of Object.entries(SCHEMES[found[side]].own)) {
+        const max = key === "backup" ? found.workers - 1 : SIDE[key].max;
+        take(`${side}.${key}`, { ...SIDE[key], value, max });
       }
     }
     return found;
@@ -86,9 +41,9 @@ const play = (() => {
 
   /** Returns what a state has for one side: {scheme, rate, …}. */
   function own(now, side) {
-    const has = Object.keys(SIDE).filter((key) => `${side}.${key}` in now);
-    const settings = Object.fromEntries(has.map((key) => [key, now[`${side}.${key}`]]));
-    return { scheme: now[side], ...settings };
+    const found = { scheme: now[side] };
+    for (const key in SCHEMES[now[side]].own) found[key] = now[`${side}.${key}`];
+    return found;
   }
 
   /** Returns what of a state is not usual, as what follows # in an address. */
@@ -192,7 +147,7 @@ const play = (() => {
     const { scheme, window, bound, backup = 0, keep } = own(now, side), { workers } = now;
     const known = { window, bound, workers, needed: workers - backup,
       keep: SIDE.keep.choices[keep] };
-    return lib.words.schemes[scheme].replace(/{(\w+)}/g, (_, name) => known[name]);
+    return SCHEMES[scheme].told.replace(/{(\w+)}/g, (_, name) => known[name]);
   }
 
   // --- Presets: what benchmarks/ measured, beside what the page computes ---------
@@ -228,7 +183,7 @@ const play = (() => {
     return { ratio, real, off: ratio / real - 1 };
   }
 
-  return { SIDES, SCHEMES, CLUSTER, SLOW, SIDE, TARGET, PRESETS, QUESTIONS, state, own, clamp,
-    to_hash, from_hash, run, first, on_hosts, command, explain, compare };
+  return { SIDES, TARGET, state, own, clamp, to_hash, from_hash, run, first, on_hosts,
+    command, explain, compare };
 })();
 if (typeof module !== "undefined") module.exports = play;

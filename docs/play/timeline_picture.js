@@ -6,18 +6,15 @@ const timeline_picture = (() => {
   const KINDS = ["gradient", "pull", "push", "sum", "update", "all-reduce", "average", "call"];
   const PAPER = "#ffffff", ON_BAR = "#1f2328";
 
-  let known = null; // the colours of the page, until it becomes light or dark
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { known = null; });
+  /** Returns what is filled with what, as the page is light or dark now. */
   function theme() {
-    if (known) return known;
-    const style = getComputedStyle(document.documentElement);
-    known = { font: `12px ${getComputedStyle(document.body).fontFamily}` };
+    const style = getComputedStyle(document.body), found = {};
     for (const name of ["ink", "faint", "lane", "hatch", ...KINDS]) {
-      known[name] = style.getPropertyValue(`--${name}`).trim();
+      found[name] = style.getPropertyValue(`--${name}`);
     }
-    known.wait = hatch(known.lane, known.hatch, 1.3);
-    known.late = hatch(PAPER, "#7db9dd", 2.4);
-    return known;
+    found.wait = hatch(found.lane, found.hatch, 1.3);
+    found.late = hatch(PAPER, "#7db9dd", 2.4);
+    return found;
   }
 
   /** Returns a pattern of slanted lines. */
@@ -57,7 +54,7 @@ const timeline_picture = (() => {
     const context = canvas.getContext("2d");
     context.setTransform(scale, 0, 0, scale, 0, 0);
     context.clearRect(0, 0, width, height);
-    context.font = theme().font;
+    context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
     context.textBaseline = "middle";
     return context;
   }
@@ -159,19 +156,9 @@ const timeline_picture = (() => {
         ? [`staleness ${stale}`, `τ ${stale}`] : update ? [`update ${update}`, `${update}`] : [];
       label(texts, start, end, first + worker, ON_BAR, late && PAPER);
     }
-    axis(context, begin, span, right, bottom + 12, colours.faint);
+    write(context, `${begin.toFixed(2)} s`, LEFT, bottom + 12, colours.faint, "left");
+    write(context, `${(begin + span).toFixed(2)} s`, right, bottom + 12, colours.faint, "right");
     return seen;
-  }
-
-  /** Writes some round numbers of seconds. */
-  function axis(context, begin, span, right, y, colour) {
-    const power = 10 ** Math.floor(Math.log10(span / 4));
-    const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= span / 4);
-    for (let k = Math.ceil(begin / step - 1e-9); k * step <= begin + span * 1.001; k++) {
-      const at = LEFT + ((k * step - begin) / span) * (right - LEFT);
-      const align = at > right - 20 ? "right" : "center";
-      write(context, `${Number((k * step).toFixed(3))} s`, at, y, colour, align);
-    }
   }
 
   return { draw, worker_at };

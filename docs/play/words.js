@@ -1,4 +1,4 @@
-// What the page says beside its figures, and the numbers of benchmarks/ that it compares
+// What the page says, what can be set in it, and the numbers of benchmarks/ that it compares
 // with. No code. `on` is a state, written as in an address; {window} and the like become
 // what is set.
 
@@ -12,19 +12,94 @@ const words = {
     members: "../../benchmarks/without-a-ps.md#diloco-workers-that-come-and-go-between-rounds",
   },
 
+  // What a scheme does, its settings, and what a link to it shows: beside what, and where.
+  // A new one also has a name in cost.py, with a process here and there if its timing is
+  // new, and a rule in rules.js.
   schemes: {
-    HogWild: "Nobody waits. While a worker computes, the others change the weights, and so its gradient is old when it arrives.",
-    "Dynamic-SGD": "Nobody waits. A gradient that is τ updates old makes only 1 / (τ + 1) of a step.",
-    "Stale-Synchronous-Parallel": "A worker that is more than {bound} rounds ahead of the slowest waits (hatched).",
-    "DOWNPOUR-Easy": "Nobody waits. Each worker makes {window} steps alone, then pushes the sum of its gradients.",
-    AGN: "Nobody waits. Each worker makes {window} steps alone, then pushes the mean of its gradients.",
-    AEASGD: "Nobody waits. Each worker makes {window} steps alone, then pushes a part of the difference between its weights and the shared ones.",
-    "Gradient-Compression": "Nobody waits. Only the largest {keep} of a gradient is pushed, and the rest waits for the next push. What is pulled is whole.",
-    "Synchronous-SGD": "An update needs {needed} gradients of {workers} workers, and all wait for it (hatched). No gradient is stale: one that comes later is thrown away (striped).",
-    "Ring-All-Reduce": "No ps: the workers add up their gradients in a ring. All wait for the slowest (hatched). When one is killed, all stop until it is back.",
-    "Local-SGD": "No ps. Each worker makes {window} steps alone, then all average their weights, and wait for the slowest (hatched). When one is killed, the others go on.",
-    DiLoCo: "No ps. Each worker makes {window} steps alone, then all average how far they moved, and momentum carries it on. They wait for the slowest (hatched). When one is killed, the others go on.",
-    "Gossip-SGD": "No ps. Two workers at a time average their weights, and compute meanwhile.",
+    HogWild: {
+      own: { rate: 0.1 }, on: "b=Synchronous-SGD&slow=1,1,1,4",
+      told: "Nobody waits. While a worker computes, the others change the weights, and so its gradient is old when it arrives.",
+    },
+    "Dynamic-SGD": {
+      own: { rate: 0.4 }, on: "b=HogWild&b.rate=0.4&workers=8",
+      told: "Nobody waits. A gradient that is τ updates old makes only 1 / (τ + 1) of a step.",
+    },
+    "Stale-Synchronous-Parallel": {
+      own: { rate: 0.1, bound: 4 }, on: "b=Synchronous-SGD&spread=100",
+      told: "A worker that is more than {bound} rounds ahead of the slowest waits (hatched).",
+    },
+    "DOWNPOUR-Easy": {
+      own: { rate: 0.1, window: 16 }, on: "b=HogWild&bandwidth=100",
+      told: "Nobody waits. Each worker makes {window} steps alone, then pushes the sum of its gradients.",
+    },
+    AGN: {
+      own: { rate: 0.1, window: 5 }, on: "b=DOWNPOUR-Easy&bandwidth=100",
+      told: "Nobody waits. Each worker makes {window} steps alone, then pushes the mean of its gradients.",
+    },
+    AEASGD: {
+      own: { rate: 0.3, window: 16 }, on: "b=HogWild&bandwidth=100",
+      told: "Nobody waits. Each worker makes {window} steps alone, then pushes a part of the difference between its weights and the shared ones.",
+    },
+    "Gradient-Compression": {
+      own: { rate: 0.1, keep: 0.01 }, on: "b=HogWild&bandwidth=100",
+      told: "Nobody waits. Only the largest {keep} of a gradient is pushed, and the rest waits for the next push. What is pulled is whole.",
+    },
+    "Synchronous-SGD": {
+      own: { rate: 0.3, backup: 0 }, on: "b=HogWild&slow=1,1,1,4",
+      told: "An update needs {needed} gradients of {workers} workers, and all wait for it (hatched). No gradient is stale: one that comes later is thrown away (striped).",
+    },
+    "Ring-All-Reduce": {
+      own: { rate: 0.3 }, on: "b=Synchronous-SGD&workers=8&parameters=1000000",
+      told: "No ps: the workers add up their gradients in a ring. All wait for the slowest (hatched). When one is killed, all stop until it is back.",
+    },
+    "Local-SGD": {
+      own: { rate: 0.3, window: 8 }, on: "b=Ring-All-Reduce&bandwidth=100",
+      told: "No ps. Each worker makes {window} steps alone, then all average their weights, and wait for the slowest (hatched). When one is killed, the others go on.",
+    },
+    DiLoCo: {
+      own: { rate: 0.003, window: 25 }, on: "b=Local-SGD&trip=100&sites=1&bandwidth=10000",
+      told: "No ps. Each worker makes {window} steps alone, then all average how far they moved, and momentum carries it on. They wait for the slowest (hatched). When one is killed, the others go on.",
+    },
+    "Gossip-SGD": {
+      own: { rate: 0.3 }, on: "b=Ring-All-Reduce&slow=1,1,1,4",
+      told: "No ps. Two workers at a time average their weights, and compute meanwhile.",
+    },
+  },
+
+  // What can be set: of the cluster, of a worker, and of a scheme
+  cluster: {
+    workers: { label: "Workers", value: 4, min: 1, max: 32, step: 1 },
+    gradient: { label: "A gradient takes, ms", value: 40, min: 5, max: 200, step: 5 },
+    spread: { label: "and varies by, %", value: 0, min: 0, max: 100, step: 10 },
+    ps: { label: "Parameter servers", value: 1, min: 1, max: 4, step: 1 },
+    parameters: {
+      label: "Parameters", value: 100000,
+      choices: { 4810: "4,810", 100000: "100,000", 1000000: "1 million", 10000000: "10 million" },
+    },
+    bandwidth: {
+      label: "A cable carries", value: 1000,
+      choices: { 10: "10 Mbit/s", 100: "100 Mbit/s", 1000: "1 Gbit/s", 10000: "10 Gbit/s" },
+    },
+    trip: { label: "Round trip, ms", value: 0, min: 0, max: 200, step: 10 },
+    sites: { label: "Far apart are", value: 0, choices: { 0: "all machines", 1: "two sites" } },
+    kills: {
+      label: "Killed are", value: 0,
+      choices: { 0: "no workers", 1: "one worker", 2: "all workers, in turn" },
+    },
+    problem: {
+      label: "The problem", value: 0, choices: { 0: "a quadratic", 1: "logistic regression" },
+    },
+    seconds: {
+      label: "The run lasts", value: 20, choices: { 5: "5 s", 20: "20 s", 60: "60 s", 120: "120 s" },
+    },
+  },
+  slow: { label: "times as slow", value: 1, min: 1, max: 8, step: 0.5 },
+  side: {
+    rate: { label: "Learning rate", min: 0.001, max: 2 },
+    window: { label: "Window T", min: 1, max: 128 },
+    bound: { label: "Bound s", min: 0, max: 32 },
+    backup: { label: "Backup workers", min: 0, max: 31 },
+    keep: { label: "Pushed", choices: { 0.001: "0.1 %", 0.01: "1 %", 0.1: "10 %" } },
   },
 
   presets: [
