@@ -65,7 +65,7 @@ async function main() {
   const { schemes, presets, questions } = await page.evaluate(() => ({
     schemes: Object.keys(words.schemes),
     presets: words.presets.map((one) => one.id),
-    questions: words.questions.map((_, k) => `question-${k + 1}`),
+    questions: words.questions.map((one) => one.id),
   }));
   let shown = 0;
   for (const hash of [...schemes, ...presets, ...questions, "workers=32&problem=1"]) {

@@ -8,7 +8,7 @@
   const byId = (id) => document.getElementById(id);
   const write = (id, text) => { byId(id).textContent = text; };
   const few = (x) => (x && x < 10 ? x.toFixed(1) : x.toFixed(0));
-  let now, runs, at = Infinity, playing = null, question = null, picked = null, timer = null;
+  let now, runs, at = Infinity, playing = null, question, picked = null, timer = null;
 
   /** Returns a new element with attributes and children. */
   function element(name, attributes = {}, ...children) {
@@ -25,19 +25,18 @@
     if (worker) changes.slow = now.slow.map((old, k) => (k === Number(worker) ? value : old));
     if (SIDES.includes(name)) for (const key in SIDE) delete changes[`${name}.${key}`];
     now = play.state(changes);
-    if (question !== null) at = Infinity;
-    question = null;
+    if (question) at = Infinity;
+    question = undefined;
     history.replaceState(null, "", `#${play.to_hash(now)}`);
     clearTimeout(timer);
     timer = setTimeout(refresh, 80);
   }
 
   function load() {
-    const asked = /^#question-([1-8])$/.exec(location.hash);
-    question = asked ? asked[1] - 1 : null;
+    question = QUESTIONS.find((one) => `#${one.id}` === location.hash);
     picked = null;
     now = play.from_hash(location.hash);
-    at = asked ? 0 : Infinity;
+    at = question ? 0 : Infinity;
     refresh();
   }
 
@@ -69,13 +68,12 @@
   // --- What is set ----------------------------------------------------------------
 
   /** Returns a labelled input of the name. */
-  function field(name, { label, choices, min, max, step }) {
-    const title = element("span", {}, label), number = /^[ab]\./.test(name);
+  function field(name, { label, choices, ...limits }) {
+    const title = element("span", {}, label);
     const known = Object.entries(choices || {}).sort(([a], [b]) => a - b);
     const options = known.map(([value, text]) => element("option", { value }, text));
     const input = choices ? element("select", { name }, ...options)
-      : number ? element("input", { name, type: "number", min, max, step: "any" })
-        : element("input", { name, type: "range", min, max, step });
+      : element("input", { name, type: "range", ...limits });
     if (input.type === "range") title.append(element("output"));
     return element("label", { class: "field" }, title, input);
   }
@@ -91,9 +89,6 @@
       byId(`${side}-scheme`).append(...names);
       for (const key in SIDE) byId(`${side}-fields`).append(field(`${side}.${key}`, SIDE[key]));
     }
-    const links = [...PRESETS, { id: "question-1", title: "Eight questions" }];
-    byId("presets").append(...links.map(({ id, title }) =>
-      element("a", { href: `#${id}` }, title)));
   }
 
   function show_fields() {
@@ -111,18 +106,19 @@
   // --- The case: a preset, or a question -----------------------------------------
 
   function show_case() {
-    const hash = play.to_hash(now), asked = QUESTIONS[question];
-    const same = !asked && PRESETS.find((one) => play.to_hash(play.from_hash(one.on)) === hash);
-    const shown = asked ? "#question-1" : same && `#${same.id}`;
+    const hash = play.to_hash(now), order = QUESTIONS.indexOf(question) + 1;
+    const same = !question && PRESETS.find((one) => play.to_hash(play.from_hash(one.on)) === hash);
+    const shown = question ? "#question-1" : same && `#${same.id}`;
     for (const link of byId("presets").children) {
       link.setAttribute("aria-current", link.getAttribute("href") === shown);
     }
-    write("told", asked ? `Question ${question + 1} of 8. ${asked.told}`
+    write("told", question ? `Question ${order} of 8. ${question.told}`
       : same ? same.told : words.own);
     byId("measured").replaceChildren(...(same ? measured_of(same) : []));
-    byId("question").hidden = !asked;
-    byId("play").disabled = asked && !picked;
-    if (asked) show_question(asked);
+    byId("question").hidden = !question;
+    byId("play").disabled = question && !picked;
+    byId("next").href = `#${QUESTIONS[order % QUESTIONS.length].id}`;
+    if (question) show_question();
   }
 
   function measured_of(preset) {
@@ -136,7 +132,7 @@
       percent <= 25 ? "." : `, which is ${percent} % off. ${preset.leaves}`];
   }
 
-  function show_question(asked) {
+  function show_question() {
     for (const side of SIDES) write(`answer-${side}`, name_of(side));
     for (const input of document.querySelectorAll("[name=answer]")) {
       input.checked = input.value === picked;
@@ -144,9 +140,8 @@
     const done = picked && at >= now.seconds;
     const right = picked === play.first(runs.a, runs.b) ? "Right" : "Not so";
     const goals = SIDES.map((side) => `${name_of(side)}: ${reached_by(runs[side])}`);
-    write("verdict", done ? `${right}. ${goals.join("; ")}. ${asked.why}` : "");
+    write("verdict", done ? `${right}. ${goals.join("; ")}. ${question.why}` : "");
     byId("next").hidden = !done;
-    byId("next").href = `#question-${((question + 1) % 8) + 1}`;
   }
 
   function reached_by(run) {
@@ -186,7 +181,7 @@
   ];
 
   function show_numbers() {
-    const hidden = question !== null && at < now.seconds;
+    const hidden = question && at < now.seconds;
     byId("numbers").replaceChildren(...ROWS.map(([title, of]) => element("tr", {},
       element("th", { scope: "row" }, title),
       ...SIDES.map((side) => element("td", {}, hidden ? "–" : of(runs[side]))))));
@@ -208,7 +203,7 @@
     [...byId("times").children].forEach((one, k) => {
       one.textContent = `${(k * now.seconds) / 5} s`;
     });
-    byId("later").style.display = question === null ? "" : "none";
+    byId("later").style.display = question ? "none" : "";
   }
 
   /** Returns how many seconds the lanes show: a few rounds of the slowest worker. */

@@ -56,13 +56,10 @@ const play = (() => {
 
   /** Returns the state of an address: a scheme's name, a preset's, a question's, or more. */
   function from_hash(hash) {
-    let text = hash.replace(/^#/, "");
-    const question = /^question-([1-8])$/.exec(text);
-    const case_of = PRESETS.find((one) => one.id === text) || (text ? null : PRESETS[0]);
-    if (Object.hasOwn(SCHEMES, text)) text = `a=${text}&${SCHEMES[text].on}`;
-    if (question) text = QUESTIONS[question[1] - 1].on;
-    if (case_of) text = case_of.on;
-    return state(Object.fromEntries(new URLSearchParams(text)));
+    const text = hash.replace(/^#/, "") || PRESETS[0].id;
+    const known = [...PRESETS, ...QUESTIONS].find((one) => one.id === text);
+    const own = Object.hasOwn(SCHEMES, text) ? `a=${text}&${SCHEMES[text].on}` : text;
+    return state(Object.fromEntries(new URLSearchParams(known ? known.on : own)));
   }
 
   // --- A run --------------------------------------------------------------------
@@ -101,8 +98,7 @@ const play = (() => {
     }
     // A little more, so that what is under way at the end can be drawn.
     const whole = left > 0;
-    if (whole) simulation.run(end + 4 * Math.max(...now.slow) * setup.steps * setup.gradient +
-      4 * (setup.trip + 2 * setup.wire(setup.whole)), MOST / 10);
+    if (whole) simulation.run(end + 10, MOST / 10);
     const low = (k) => curve[k].loss <= TARGET;
     const last = curve.length - 1, diverged = curve[last].loss > 1;
     const found = range(last).find((k) => low(k) && low(k + 1)); // not for a moment only
@@ -152,8 +148,7 @@ const play = (() => {
 
   // --- Presets: what benchmarks/ measured, beside what the page computes ---------
 
-  const examples = (now, more) =>
-    SIDES.map((side) => run(now, side, more).total.examples);
+  const examples = (now, more) => SIDES.map((side) => run(now, side, more).total.examples);
 
   /** Returns the largest rate with which HogWild still trains. */
   function largest_rate(workers) {
@@ -178,8 +173,7 @@ const play = (() => {
   /** Returns {ratio, real, off} of a preset: computed, measured, how far off. */
   function compare(preset) {
     preset.values ??= (MEASURED_RUNS[preset.id] || (() => examples(from_hash(preset.on))))();
-    const { values } = preset;
-    const ratio = values[0] / values[1], real = preset.measured[0] / preset.measured[1];
+    const [ratio, real] = [preset.values, preset.measured].map(([one, two]) => one / two);
     return { ratio, real, off: ratio / real - 1 };
   }
 

@@ -80,7 +80,7 @@ const rules = (() => {
         this.x[k] = add(step ? this.x[k] : add(this.x[k], move, -1), g, -this.rate);
       }
     }
-    lose(k) { this.x[k] = this.w; }
+    lose(k) { this.x[k] = this.center(); }
   }
 
   /** The mean of the first gradients of a step. */
@@ -92,13 +92,8 @@ const rules = (() => {
     }
   }
 
-  class Ring extends Rule {
-    round(workers) {
-      this.w = add(this.w, mean(workers.map((k) => this.gradient(k, this.w))), -this.rate);
-    }
-  }
-
-  /** T steps of each worker alone, then the mean of all weights. */
+  /** T steps of each worker alone, then the mean of all weights: with one step the same as
+      a step along the mean of all gradients, which is that of a ring. */
   class LocalSgd extends Rule {
     apart(k) {
       let x = this.w;
@@ -138,13 +133,12 @@ const rules = (() => {
     pull(k) { this.held[k] = this.x[k]; }
     average(k, j) { this.x[k] = this.x[j] = mean([this.x[k], this.x[j]]); }
     push(k) { this.x[k] = add(this.x[k], this.gradient(k, this.held[k]), -this.rate); }
-    lose(k) { this.x[k] = this.center(); }
   }
 
   const CLASSES = {
     HogWild: Windowed, "Dynamic-SGD": Dynamic, "Stale-Synchronous-Parallel": Windowed,
     "DOWNPOUR-Easy": Downpour, AGN: Agn, AEASGD: Elastic, "Gradient-Compression": Compressed,
-    "Synchronous-SGD": Barrier, "Ring-All-Reduce": Ring, "Local-SGD": LocalSgd, DiLoCo,
+    "Synchronous-SGD": Barrier, "Ring-All-Reduce": LocalSgd, "Local-SGD": LocalSgd, DiLoCo,
     "Gossip-SGD": Gossip,
   };
   const OPTIONS = { rate: 0.1, window: 1, gamma: 0.05, beta: 0.9, keep: 0.01,
@@ -161,9 +155,8 @@ const rules = (() => {
 
   /** ½ ∑ h_i w_i², and noise on each gradient. */
   function quadratic(random) {
-    const noise = 0.03;
     const start = CURVATURES.map((h) => 0.1 / Math.sqrt(h));
-    const gradient = (k, x) => x.map((x_i, i) => CURVATURES[i] * x_i + noise * random.normal());
+    const gradient = (k, x) => x.map((x_i, i) => CURVATURES[i] * x_i + 0.03 * random.normal());
     const loss = (x) => dot(CURVATURES, x.map((x_i) => x_i * x_i)) / 2;
     return { start, gradient, loss, least: 0 };
   }

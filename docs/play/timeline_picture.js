@@ -45,15 +45,11 @@ const timeline_picture = (() => {
 
   /** Returns a canvas's context, in CSS pixels, cleared. */
   function cleared(canvas, height) {
-    const width = canvas.clientWidth, scale = window.devicePixelRatio || 1;
-    const [wide, high] = [width, height].map((one) => Math.round(one * scale));
-    if (canvas.width !== wide || canvas.height !== high) {
-      canvas.style.height = `${height}px`;
-      Object.assign(canvas, { width: wide, height: high });
-    }
-    const context = canvas.getContext("2d");
-    context.setTransform(scale, 0, 0, scale, 0, 0);
-    context.clearRect(0, 0, width, height);
+    const context = canvas.getContext("2d"), scale = window.devicePixelRatio || 1;
+    canvas.style.height = `${height}px`;
+    canvas.width = canvas.clientWidth * scale; // which clears it, too
+    canvas.height = height * scale;
+    context.scale(scale, scale);
     context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
     context.textBaseline = "middle";
     return context;

@@ -95,46 +95,46 @@ const words = {
   },
   slow: { label: "times as slow", value: 1, min: 1, max: 8, step: 0.5 },
   side: {
-    rate: { label: "Learning rate", min: 0.001, max: 2 },
-    window: { label: "Window T", min: 1, max: 128 },
-    bound: { label: "Bound s", min: 0, max: 32 },
-    backup: { label: "Backup workers", min: 0, max: 31 },
+    rate: { label: "Learning rate", type: "number", step: "any", min: 0.001, max: 2 },
+    window: { label: "Window T", type: "number", step: "any", min: 1, max: 128 },
+    bound: { label: "Bound s", type: "number", step: "any", min: 0, max: 32 },
+    backup: { label: "Backup workers", type: "number", step: "any", min: 0, max: 31 },
     keep: { label: "Pushed", choices: { 0.001: "0.1 %", 0.01: "1 %", 0.1: "10 %" } },
   },
 
   presets: [
     {
-      id: "one-slow-worker", title: "One slow worker",
+      id: "one-slow-worker",
       on: "a=HogWild&b=Synchronous-SGD&slow=1,1,1,4&seconds=60",
       told: "Worker 3 needs four times as long for a gradient. Synchronous-SGD waits for it in every step, HogWild never.",
       what: "gradients a second", link: "clusters", measured: [68, 22],
     },
     {
-      id: "two-sites", title: "Two sites, 100 ms",
+      id: "two-sites",
       on: "a=HogWild&b=Ring-All-Reduce&trip=100&sites=1&bandwidth=10000&seconds=60",
       told: "Two workers and the ps are at one site, two workers at another, 100 ms away there and back. In each step of the ring the sums cross that distance three times.",
       what: "gradients a second", link: "clusters", measured: [55, 12],
     },
     {
-      id: "100-mbit", title: "100 Mbit/s", on: "a=HogWild&b=DOWNPOUR-Easy&bandwidth=100",
+      id: "100-mbit", on: "a=HogWild&b=DOWNPOUR-Easy&bandwidth=100",
       told: "Sending the weights takes 32 ms, a gradient 40 ms. DOWNPOUR-Easy sends once in 16 steps.",
       what: "gradients a second", link: "clusters", measured: [23, 84],
       leaves: "Real workers pull together and then push together, so that the cable is often used in one direction only. The simulation uses both at once.",
     },
     {
-      id: "32-workers", title: "32 workers, one ps",
+      id: "32-workers",
       on: "a=HogWild&b=AEASGD&a.rate=0.03&b.window=32&b.rate=0.4&workers=32&parameters=1000000&gradient=50&seconds=60",
       told: "The cable of one ps carries 31 gradients of a million numbers a second. That is full with four such workers, and 32 push.",
       what: "examples a second, with 24 workers on two shared cores", link: "scaling", measured: [6504, 13513],
       leaves: "A core of the simulation does one thing after the other, and loses no time when it changes from one of 25 processes to the next.",
     },
     {
-      id: "come-and-go", title: "Workers come and go", on: "a=DiLoCo&b=Ring-All-Reduce&kills=2",
+      id: "come-and-go", on: "a=DiLoCo&b=Ring-All-Reduce&kills=2",
       told: "Each worker is killed once and comes back. DiLoCo goes on with those who are there, a ring stops until all are.",
       what: "examples, DiLoCo with fewer and fewer workers, and with all four", link: "members", measured: [40000, 64000],
     },
     {
-      id: "rate-too-high", title: "Rate too high", on: "a=HogWild&b=Dynamic-SGD&a.rate=0.4&b.rate=0.4&workers=8",
+      id: "rate-too-high", on: "a=HogWild&b=Dynamic-SGD&a.rate=0.4&b.rate=0.4&workers=8",
       told: "With eight workers a gradient is seven updates old. HogWild's steps of 0.4 then go past the goal further each time. Dynamic-SGD divides each step by the staleness plus one.",
       what: "as the largest rate with which HogWild trains, with one worker and with eight", link: "claims", measured: [1.2, 0.2],
       leaves: "The curvature of this quadratic is always 1 at most, so one worker trains up to a rate of 2. That of a network changes while it trains.",
@@ -144,42 +144,42 @@ const words = {
   // In the order of the reading list
   questions: [
     {
-      on: "a=HogWild&b=Synchronous-SGD&slow=1,1,1,4&seconds=60", answer: "a",
+      id: "question-1", on: "a=HogWild&b=Synchronous-SGD&slow=1,1,1,4&seconds=60", answer: "a",
       told: "Worker 3 is four times as slow as the others.",
       why: "In Synchronous-SGD every step waits for worker 3. In HogWild only worker 3 is slow.",
     },
     {
-      on: "a=HogWild&b=Dynamic-SGD&a.rate=0.4&b.rate=0.4&workers=8", answer: "b",
+      id: "question-2", on: "a=HogWild&b=Dynamic-SGD&a.rate=0.4&b.rate=0.4&workers=8", answer: "b",
       told: "Eight equal workers, and a learning rate of 0.4 for both.",
       why: "A gradient is seven updates old, and so a step of 0.4 is too long: HogWild diverges. Dynamic-SGD makes steps of 0.4 / 8.",
     },
     {
-      on: "a=Stale-Synchronous-Parallel&b=HogWild&slow=1,1,1,4&seconds=60", answer: "b",
+      id: "question-3", on: "a=Stale-Synchronous-Parallel&b=HogWild&slow=1,1,1,4&seconds=60", answer: "b",
       told: "Worker 3 is always slow. Stale-Synchronous-Parallel lets nobody be more than four rounds ahead.",
       why: "A bound helps against short pauses. Here the fast workers soon are four rounds ahead, and then wait in every round.",
     },
     {
-      on: "a=HogWild&b=DOWNPOUR-Easy&bandwidth=100", answer: "b",
+      id: "question-4", on: "a=HogWild&b=DOWNPOUR-Easy&bandwidth=100", answer: "b",
       told: "Cables of 100 Mbit/s: a message takes nearly as long as a gradient.",
       why: "HogWild sends after each gradient, and the cable of the ps is full. DOWNPOUR-Easy sends once in 16 gradients, so its workers compute nearly all the time.",
     },
     {
-      on: "a=HogWild&b=AGN&b.window=16&bandwidth=10000", answer: "a",
+      id: "question-5", on: "a=HogWild&b=AGN&b.window=16&bandwidth=10000", answer: "a",
       told: "Fast cables: a message takes less than a millisecond. AGN has a window of 16.",
       why: "There is no time to save, because messages cost nearly nothing. And AGN's push, a mean of 16 gradients, moves the weights no further than one gradient does.",
     },
     {
-      on: "a=Synchronous-SGD&b=Synchronous-SGD&b.backup=1&slow=1,1,1,4&seconds=60", answer: "b",
+      id: "question-6", on: "a=Synchronous-SGD&b=Synchronous-SGD&b.backup=1&slow=1,1,1,4&seconds=60", answer: "b",
       told: "Worker 3 is slow. The second Synchronous-SGD has one backup worker: it takes the first three gradients of a step.",
       why: "The first three gradients come from the fast workers, so nobody waits for worker 3. Its gradients are thrown away, which costs a quarter of the work, and not three quarters of the time.",
     },
     {
-      on: "a=Synchronous-SGD&b=Ring-All-Reduce&workers=8&parameters=1000000&seconds=60", answer: "b",
+      id: "question-7", on: "a=Synchronous-SGD&b=Ring-All-Reduce&workers=8&parameters=1000000&seconds=60", answer: "b",
       told: "Eight equal workers, a million parameters, cables of 1 Gbit/s.",
       why: "All eight workers send 4 MB through the one cable of the ps, and get 4 MB from it. In the ring each worker only sends to the next one, so all cables carry at the same time.",
     },
     {
-      on: "a=Ring-All-Reduce&b=DiLoCo&trip=100&sites=1&bandwidth=10000&seconds=60", answer: "b",
+      id: "question-8", on: "a=Ring-All-Reduce&b=DiLoCo&trip=100&sites=1&bandwidth=10000&seconds=60", answer: "b",
       told: "Two sites, 100 ms apart, there and back.",
       why: "In each step of the ring the sums cross the distance three times, one after the other. DiLoCo does this once in 25 steps.",
     },
