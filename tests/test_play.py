@@ -374,7 +374,8 @@ def test_an_address_holds_the_state_and_a_wrong_one_does_no_harm() -> None:
     )
     given = dict(wrong=wrong.split(" "))
     script = """
-      const names = Object.keys(words.schemes), presets = words.presets.map((p) => p.id);
+      const names = Object.keys(words.schemes);
+      const presets = words.presets.map((p) => p.id);
       const same = [...names, ...presets, ""].map((hash) => {
         const once = play.to_hash(play.from_hash(hash));
         return [once, play.to_hash(play.from_hash("#" + once))];

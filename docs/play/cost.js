@@ -115,9 +115,8 @@ const cost = (() => {
       for (const scheme of PEERS) kinds[scheme] = this.peer;
       const process = (kinds[setup.scheme] || this.at_own_pace).bind(this);
       this.processes = range(setup.workers).map((worker) => process(worker));
-      for (const one of this.processes) {
-        this.add(setup.peers ? 0 : random.uniform(0, alone), one);
-      }
+      const begin = () => (setup.peers ? 0 : random.uniform(0, alone));
+      for (const one of this.processes) this.add(begin(), one);
       for (const kill of setup.kills) this.begin(this.kill(process, ...kill));
     }
 
@@ -162,8 +161,8 @@ const cost = (() => {
       for (const one of dead) {
         this.processes[one] = process(one);
         this.begin(this.processes[one]);
+        this.there.add(one);
       }
-      for (const one of dead) this.there.add(one);
     }
     use(what, seconds, servers = 1, start = 0) {
       const free = this.free[what] || (this.free[what] = Array(servers).fill(0));
@@ -192,9 +191,8 @@ const cost = (() => {
     // What a worker does; each is a part of a process
 
     bar(worker, kind, start) {
-      if (this.now <= start) return null;
       const bar = { worker, kind, start, end: this.now };
-      this.bars.push(bar);
+      if (this.now > start) this.bars.push(bar);
       return bar;
     }
     at_the_ps() {
@@ -266,8 +264,7 @@ const cost = (() => {
     // Schemes
 
     *at_own_pace(worker) {
-      const sim = this, { setup } = this, core = setup.of_worker();
-      const sent = [];
+      const sim = this, { setup } = this, core = setup.of_worker(), sent = [];
       function* plain() {
         if (setup.scheme === BOUNDED) {
           while (sim.clocks[worker] - Math.min(...sim.clocks) > setup.staleness) {
@@ -309,8 +306,8 @@ const cost = (() => {
         const bar = yield* sim.gradients(worker, core);
         yield* sim.push(worker);
         const used = mine === sim.count && sim.taken < needed;
-        sim.pushes.push({ time: sim.now, worker, stale: 0, late: !used });
-        if (bar) Object.assign(bar, { update: sim.count + 1, late: !used });
+        sim.pushes.push({ time: sim.now, worker, stale: 0 });
+        Object.assign(bar, { update: sim.count + 1, late: !used });
         if (!used) return;
         sim.added.push(sim.now);
         sim.rule?.push(worker, 0);
@@ -335,7 +332,7 @@ const cost = (() => {
         if (sim.together) sim.rule?.round(sim.together);
         sim.together = null;
         sim.pushes.push({ time: sim.now, worker, stale: 0 });
-        if (bar) bar.update = sim.count;
+        bar.update = sim.count;
         if (worker === Math.min(...sim.there)) sim.opened.push(sim.now);
       }
       for (;;) {

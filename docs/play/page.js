@@ -8,7 +8,8 @@
   const byId = (id) => document.getElementById(id);
   const write = (id, text) => { byId(id).textContent = text; };
   const few = (x) => (x && x < 10 ? x.toFixed(1) : x.toFixed(0));
-  let now, runs, at = Infinity, playing = null, question, picked = null, timer = null;
+  let now, runs, at = Infinity, playing = null, question, timer = null;
+  const picked = () => byId("question").elements.answer.value;
 
   /** Returns a new element with attributes and children. */
   function element(name, attributes = {}, ...children) {
@@ -34,7 +35,7 @@
 
   function load() {
     question = QUESTIONS.find((one) => `#${one.id}` === location.hash);
-    picked = null;
+    byId("question").reset();
     now = play.from_hash(location.hash);
     at = question ? 0 : Infinity;
     refresh();
@@ -70,8 +71,8 @@
   /** Returns a labelled input of the name. */
   function field(name, { label, choices, ...limits }) {
     const title = element("span", {}, label);
-    const known = Object.entries(choices || {}).sort(([a], [b]) => a - b);
-    const options = known.map(([value, text]) => element("option", { value }, text));
+    const options = Object.entries(choices || {}).map(([value, text]) =>
+      element("option", { value }, text));
     const input = choices ? element("select", { name }, ...options)
       : element("input", { name, type: "range", ...limits });
     if (input.type === "range") title.append(element("output"));
@@ -85,8 +86,7 @@
       byId("speeds").append(field(`slow.${k}`, { ...SLOW, label }));
     }
     for (const side of SIDES) {
-      const names = Object.keys(SCHEMES).map((one) => element("option", {}, one));
-      byId(`${side}-scheme`).append(...names);
+      for (const name in SCHEMES) byId(`${side}-scheme`).append(element("option", {}, name));
       for (const key in SIDE) byId(`${side}-fields`).append(field(`${side}.${key}`, SIDE[key]));
     }
   }
@@ -116,7 +116,7 @@
       : same ? same.told : words.own);
     byId("measured").replaceChildren(...(same ? measured_of(same) : []));
     byId("question").hidden = !question;
-    byId("play").disabled = question && !picked;
+    byId("play").disabled = question && !picked();
     byId("next").href = `#${QUESTIONS[order % QUESTIONS.length].id}`;
     if (question) show_question();
   }
@@ -134,11 +134,8 @@
 
   function show_question() {
     for (const side of SIDES) write(`answer-${side}`, name_of(side));
-    for (const input of document.querySelectorAll("[name=answer]")) {
-      input.checked = input.value === picked;
-    }
-    const done = picked && at >= now.seconds;
-    const right = picked === play.first(runs.a, runs.b) ? "Right" : "Not so";
+    const done = picked() && at >= now.seconds;
+    const right = picked() === play.first(runs.a, runs.b) ? "Right" : "Not so";
     const goals = SIDES.map((side) => `${name_of(side)}: ${reached_by(runs[side])}`);
     write("verdict", done ? `${right}. ${goals.join("; ")}. ${question.why}` : "");
     byId("next").hidden = !done;
@@ -247,7 +244,7 @@
     playing.last = moment;
     move(at + (pace * Math.max(0, moment - last)) / 1000);
     if (playing) requestAnimationFrame(tick);
-    else byId("case").scrollIntoView({ block: "nearest" });
+    else if (question) byId("case").scrollIntoView({ block: "nearest" });
   }
   function move(to) {
     at = Math.min(now.seconds, to);
@@ -261,10 +258,8 @@
 
   byId("play").onclick = () => (playing ? stop() : start());
   document.oninput = ({ target: { id, name, value } }) => {
-    if (name === "answer") {
-      picked = value;
-      byId("play").disabled = false;
-    } else if (id === "time") {
+    if (name === "answer") byId("play").disabled = false;
+    else if (id === "time") {
       stop();
       move(value * now.seconds);
     } else if (value !== "") set(name, value);

@@ -140,9 +140,8 @@ const play = (() => {
 
   /** Says what happens in a scheme, with what is set. */
   function explain(now, side) {
-    const { scheme, window, bound, backup = 0, keep } = own(now, side), { workers } = now;
-    const known = { window, bound, workers, needed: workers - backup,
-      keep: SIDE.keep.choices[keep] };
+    const { scheme, keep, backup = 0, ...more } = own(now, side), { workers } = now;
+    const known = { ...more, workers, needed: workers - backup, keep: `${100 * keep} %` };
     return SCHEMES[scheme].told.replace(/{(\w+)}/g, (_, name) => known[name]);
   }
 
