@@ -90,11 +90,11 @@ const cost = (() => {
       const far = turn * this.latency * (this.near ? 2 / n : 1); // two cables of n are long
       return 2 * (n - 1) * (share * this.of_step(size / n) + this.wire(size / n) + far);
     }
-  }
-
-  function rounds_of_a_call(setup, seconds) {
-    const sizes = setup.peers ? [10, 1] : [10, 3, 1];
-    return sizes.find((n) => n * seconds <= CALL) || 1;
+    /** How many rounds of so many seconds are in one call. */
+    rounds_of_a_call(seconds) {
+      const sizes = this.peers ? [10, 1] : [10, 3, 1];
+      return sizes.find((n) => n * seconds <= CALL) || 1;
+    }
   }
 
   // --- Simulation -------------------------------------------------------------
@@ -250,7 +250,7 @@ const cost = (() => {
       const { setup } = this;
       let seconds = CALL, looked = this.now;
       for (;;) {
-        const start = this.now, size = rounds_of_a_call(setup, seconds);
+        const start = this.now, size = setup.rounds_of_a_call(seconds);
         yield* this.spend(worker, "call", this.now + setup.costs.call * trip);
         for (let k = 0; k < size; k++) yield* one_round();
         seconds = (this.now - start) / size;
@@ -337,7 +337,7 @@ const cost = (() => {
       }
       for (;;) {
         yield* this.spend(worker, "call", this.now + setup.all_reduce(0));
-        const size = rounds_of_a_call(setup, seconds);
+        const size = setup.rounds_of_a_call(seconds);
         const calls = Math.floor(CALL / (size * Math.max(seconds, 1e-9)));
         for (let call = 0; call < Math.max(1, Math.min(calls, 50)); call++) {
           const start = this.now;

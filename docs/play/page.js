@@ -271,7 +271,6 @@
     let held = null;
     canvas.onpointerdown = (e) => {
       const worker = worker_at(runs[side].setup, e.offsetY);
-      if (worker === null) return;
       held = { worker, x: e.clientX, times: now.slow[worker] };
       canvas.setPointerCapture(e.pointerId);
     };
@@ -283,7 +282,6 @@
     canvas.onpointerup = canvas.onpointercancel = () => { held = null; };
   }
 
-  byId("predictions").href = words.links.predictions;
   window.onhashchange = load;
   window.onresize = paint;
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);

@@ -68,10 +68,7 @@ const rules = (() => {
 
   /** Each worker has weights x of its own; an elastic difference moves both. */
   class Elastic extends Rule {
-    constructor(...all) {
-      super(...all);
-      this.x = range(this.workers).map(() => this.w);
-    }
+    x = range(this.workers).map(() => this.w);
     push(k) {
       const move = add(this.x[k], this.held[k], -1).map((x) => (x * this.beta) / this.workers);
       this.w = add(this.w, move);

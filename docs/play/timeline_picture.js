@@ -64,11 +64,11 @@ const timeline_picture = (() => {
     return { first, count, row, gap, y };
   }
 
-  /** Returns which worker's row is at y, or null. */
+  /** Returns the worker whose row is nearest to y. */
   function worker_at(setup, y) {
-    const { first, count, row, gap, y: top } = rows_of(setup);
-    const worker = Math.max(0, Math.floor((y - top(first)) / (row + gap)));
-    return first + worker < count ? worker : null;
+    const { first, row, gap, y: top } = rows_of(setup);
+    const worker = Math.floor((y - top(first)) / (row + gap));
+    return Math.min(setup.workers - 1, Math.max(0, worker));
   }
 
   /** Draws what all tasks did in the `span` seconds before `now`; returns the kinds seen. */

@@ -3,12 +3,11 @@
 // what is set.
 
 const words = {
-  // Where the measurements are. All links of the page to them are here.
+  // Where the measurements are
   links: {
     clusters: "../../benchmarks/clusters.md#gradients-until-then-of-all-workers",
     claims: "../../benchmarks/claims.md#accuracy-against-learning-rate-and-workers",
     scaling: "../../benchmarks/many-workers.md#1000000-parameters",
-    predictions: "../../benchmarks/cost-model.md#what-a-run-will-cost",
     members: "../../benchmarks/without-a-ps.md#diloco-workers-that-come-and-go-between-rounds",
   },
 
