@@ -1,6 +1,6 @@
-// What a round of a scheme costs: Basics-Tutorial/cost.py in JavaScript. A test gives both
-// the same setups and the same random numbers, and compares every event. Seconds, bytes
-// and bits as there. A simulation tells `rule`, if it has one, what happens to the weights.
+// The simulation of Basics-Tutorial/cost.py in JavaScript. A test gives both the same setups
+// and random numbers, and compares every event. Seconds, bytes and bits as there.
+// A simulation tells `rule`, if it has one, what happens to the weights.
 
 const cost = (() => {
   const BOUNDED = "Stale-Synchronous-Parallel", BARRIER = "Synchronous-SGD";
@@ -46,8 +46,8 @@ const cost = (() => {
     }
   }
 
-  /** A scheme and the cluster it runs on: all fields of a Setup of cost.py, but costs
-      only where they differ, `slow` for each worker, and 32 examples to a gradient. */
+  /** A scheme and the cluster it runs on: fields as in cost.py, but costs only where they
+      differ, `slow` for each worker; no `straggler`, `batch` (it is 32) and `flight`. */
   class Setup {
     constructor(fields) {
       Object.assign(this, fields);
