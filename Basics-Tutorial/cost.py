@@ -13,7 +13,7 @@ rounds, a worker pulls, computes a gradient, pushes, and pulls again without ask
 The minimum over bounds is that of Denning and Buzen, The operational analysis of
 queueing network models, ACM Computing Surveys 10(3), 1978. Only Python and NumPy.
 
-docs/play/cost.js is the same in JavaScript; a test compares their events.
+docs/play/cost.js simulates the same in JavaScript; a test compares their events.
 """
 
 import collections

@@ -23,8 +23,14 @@ function look() {
       colours.add(data[k] * 65536 + data[k + 1] * 256 + data[k + 2]);
     }
     if (colours.size < 5) found.push(`${canvas.id} is empty`);
-    const label = canvas.getAttribute("aria-label");
-    if (!label || /undefined|NaN/.test(label)) found.push(`${canvas.id}: ${label}`);
+  }
+  for (const line of document.querySelectorAll("#lines path:not(.dot)")) {
+    const { width } = line.getBoundingClientRect();
+    if (width < 200 || /undefined|NaN/.test(line.getAttribute("d"))) found.push(`no ${line.id}`);
+  }
+  for (const picture of document.querySelectorAll("[role=img]")) {
+    const label = picture.getAttribute("aria-label");
+    if (!label || /undefined|NaN/.test(label)) found.push(`${picture.id}: ${label}`);
   }
   const odd = document.body.innerText.match(/.*(undefined|NaN|\[object).*/);
   if (odd) found.push(`it says "${odd[0]}"`);
@@ -57,15 +63,19 @@ async function main() {
   // Everything is drawn, and fits.
   await show("", 1280);
   const { schemes, presets, questions } = await page.evaluate(() => ({
-    schemes: Object.keys(play.SCHEMES),
-    presets: play.PRESETS.map((one) => one.id),
-    questions: play.QUESTIONS.map((_, k) => `question-${k + 1}`),
+    schemes: Object.keys(words.schemes),
+    presets: words.presets.map((one) => one.id),
+    questions: words.questions.map((one) => one.id),
   }));
   let shown = 0;
   for (const hash of [...schemes, ...presets, ...questions, "workers=32&problem=1"]) {
     await show(hash, WIDTHS[shown++ % 3]);
     if (hash.startsWith("question")) {
-      await page.evaluate(() => document.getElementById("time").oninput({ target: { value: 1 } }));
+      await page.evaluate(() => {
+        const time = document.getElementById("time");
+        time.value = 1;
+        time.dispatchEvent(new Event("input", { bubbles: true }));
+      });
     }
     wrong(await page.evaluate(look));
   }
@@ -101,7 +111,7 @@ async function main() {
     const hash = await state();
     if (!hash.includes(part)) wrong([`${otherwise}: ${hash}`]);
   };
-  await press("#presets button:nth-child(2)");
+  await press("#presets a:nth-child(2)");
   await page.keyboard.press("Enter");
   if (await state() !== "#two-sites") wrong([`Enter on a preset leads to ${await state()}`]);
   await press("#a-scheme");
@@ -110,18 +120,18 @@ async function main() {
   await has("a=AGN", "AGN cannot be chosen");
   const focus = await page.evaluate(() => document.activeElement.id);
   if (focus !== "a-scheme") wrong([`the focus goes to "${focus}"`]);
-  await press("#a-window");
+  await press("[name='a.window']");
   await page.keyboard.press("ArrowUp");
   await settled();
   await has("a.window=6", "the window stays");
-  await press("#workers");
+  await press("[name=workers]");
   await page.keyboard.press("ArrowRight");
   await page.keyboard.press("ArrowRight");
   await settled();
   await has("workers=6", "the slider of workers stays");
   await press("summary");
   await page.keyboard.press("Enter");
-  await press("#slow-1");
+  await press("[name='slow.1']");
   await page.keyboard.press("ArrowRight");
   await settled();
   await has("slow=1,1.5,1", "worker 1 is not slower");

@@ -1,27 +1,19 @@
-// What a round of a scheme costs: Basics-Tutorial/cost.py in JavaScript. A test gives both
-// the same setups and the same random numbers, and compares every event. Seconds, bytes
-// and bits as there. A simulation tells `rule`, if it has one, what happens to the weights.
+// The simulation of Basics-Tutorial/cost.py in JavaScript. A test gives both the same setups
+// and random numbers, and compares every event. Seconds, bytes and bits as there.
+// A simulation tells `rule`, if it has one, what happens to the weights.
 
 const cost = (() => {
   const BOUNDED = "Stale-Synchronous-Parallel", BARRIER = "Synchronous-SGD";
   const GOSSIP = "Gossip-SGD", PEERS = ["Ring-All-Reduce", "Local-SGD", "DiLoCo"];
   const WINDOWS = ["AEASGD", "Local-SGD", "DiLoCo", "DOWNPOUR-Easy", "AGN"];
-  const SCHEMES = [
-    "HogWild", "Dynamic-SGD", BOUNDED, "DOWNPOUR-Easy", "AGN", "AEASGD",
-    "Gradient-Compression", BARRIER, ...PEERS, GOSSIP,
-  ];
   const CALL = 1.0; // seconds: a call has as many rounds as fit
   const COSTS = {
     worker: 0.4e-3, ps: 0.4e-3, barrier: 0.6e-3, barrier_byte: 1e-9, step: 0.35e-3,
     local: 0.3e-3, worker_byte: 0.5e-9, ps_byte: 0.5e-9, step_byte: 4e-9,
     local_byte: 0.9e-9, adam_byte: 3e-9, top_byte: 10e-9, call: 1.5, look: 3.4,
-    turn: 1.0, flight: Infinity, cores: null,
+    turn: 1.0, cores: null,
   };
-  const DEFAULTS = {
-    scheme: "HogWild", workers: 4, ps: 1, parameters: 4810, gradient: 0.05, spread: 0,
-    straggler: 1, window: 16, batch: 32, bandwidth: 1e9, latency: 0, replicas: null,
-    staleness: 4, keep: 0.01, slow: [], near: 0, kills: [],
-  };
+  const BATCH = 32; // examples of a gradient
   const sum = (values) => values.reduce((a, b) => a + b, 0);
   const range = (n) => [...Array(n).keys()];
 
@@ -54,11 +46,12 @@ const cost = (() => {
     }
   }
 
-  /** A scheme and the cluster it runs on. */
+  /** A scheme and the cluster it runs on: fields as in cost.py, but costs only where they
+      differ, `slow` for each worker; no `straggler`, `batch` (it is 32) and `flight`. */
   class Setup {
-    constructor(changes) {
-      Object.assign(this, DEFAULTS, changes);
-      this.costs = { ...COSTS, ...(changes.costs || {}) };
+    constructor(fields) {
+      Object.assign(this, fields);
+      this.costs = { ...COSTS, ...fields.costs };
       this.peers = PEERS.includes(this.scheme);
       this.steps = WINDOWS.includes(this.scheme) ? this.window : 1;
       this.whole = 4 * this.parameters;
@@ -66,26 +59,16 @@ const cost = (() => {
       this.pushed = this.scheme === "Gradient-Compression" ? few : this.whole;
       this.trip = 2 * this.latency;
     }
-    away(worker, other = -1) {
+    away(worker, other = -1) { // −1: the ps
       if (!this.near) return this.latency;
       return worker >= this.near !== other >= this.near ? this.latency : 0;
     }
     wire(size) { return (8 * size) / this.bandwidth; }
-    pauses(size) { return this.trip * Math.max(0, size / this.costs.flight - 1); }
-    sleep(worker) {
-      if (this.slow.length) return this.gradient * this.slow[worker];
-      return this.gradient * (worker === this.workers - 1 ? this.straggler : 1);
-    }
+    /** What a worker has to compute beside its gradients, in a round at a ps. */
     of_worker() {
       const { costs } = this;
-      if (this.peers) {
-        return this.of_steps() + 2 * (this.workers - 1) * this.of_step(this.whole);
-      }
-      if (this.scheme === GOSSIP) return this.of_steps() + this.of_average();
-      const moved = this.whole + this.pushed;
-      const core = costs.worker + costs.worker_byte * moved + this.of_steps();
       const top = this.scheme === "Gradient-Compression" ? costs.top_byte * this.whole : 0;
-      return core + top;
+      return costs.worker + costs.worker_byte * (this.whole + this.pushed) + top;
     }
     of_steps() {
       const { local, local_byte, adam_byte } = this.costs;
@@ -99,26 +82,19 @@ const cost = (() => {
       if (this.scheme === BARRIER) core += costs.barrier_byte * piece;
       return core;
     }
-    of_step(size) { return this.costs.step + (this.costs.step_byte * size) / this.workers; }
-    of_average() { return this.costs.step + this.costs.step_byte * this.whole; }
+    /** What a worker has to compute to send so many bytes to another. */
+    of_step(size) { return this.costs.step + this.costs.step_byte * size; }
     all_reduce(size) {
       const n = this.workers, { cores, turn } = this.costs;
       const share = cores ? Math.max(1, n / cores) : 1;
       const far = turn * this.latency * (this.near ? 2 / n : 1); // two cables of n are long
-      const sent = this.wire(size / n) + far + this.pauses(size / n);
-      return 2 * (n - 1) * (share * this.of_step(size) + sent);
+      return 2 * (n - 1) * (share * this.of_step(size / n) + this.wire(size / n) + far);
     }
-  }
-
-  function rounds_of_a_call(setup, seconds) {
-    const sizes = setup.peers ? [10, 1] : [10, 3, 1];
-    return sizes.find((n) => n * seconds <= CALL) || 1;
-  }
-
-  function calls_of_peers(setup, seconds) {
-    const size = rounds_of_a_call(setup, seconds);
-    const calls = Math.floor(CALL / (size * Math.max(seconds, 1e-9)));
-    return [size, Math.max(1, Math.min(calls, 50))];
+    /** How many rounds of so many seconds are in one call. */
+    rounds_of_a_call(seconds) {
+      const sizes = this.peers ? [10, 1] : [10, 3, 1];
+      return sizes.find((n) => n * seconds <= CALL) || 1;
+    }
   }
 
   // --- Simulation -------------------------------------------------------------
@@ -131,17 +107,16 @@ const cost = (() => {
       Object.assign(this, { free: {}, bars: [], pushes: [], opened: [], taken: 0 });
       Object.assign(this, { waiting: [], ready: new Set(), reduced: 0, averages: [] });
       this.together = null; // the workers of an all-reduce that is under way
-      this.steps = range(setup.workers).map(() => []); // ends of gradients, to be drawn
-      Object.assign(this, { since: [], lost: [] }); // begun gradients, and those of the killed
+      // To be drawn: begun gradients, those of the killed, who is gone when, what is summed
+      Object.assign(this, { since: [], lost: [], gone: [], added: [] });
       this.clocks = range(setup.workers).map(() => 0);
       this.there = new Set(range(setup.workers));
       const kinds = { [BARRIER]: this.barrier, [GOSSIP]: this.gossip };
       for (const scheme of PEERS) kinds[scheme] = this.peer;
       const process = (kinds[setup.scheme] || this.at_own_pace).bind(this);
       this.processes = range(setup.workers).map((worker) => process(worker));
-      for (const one of this.processes) {
-        this.add(setup.peers ? 0 : random.uniform(0, alone), one);
-      }
+      const begin = () => (setup.peers ? 0 : random.uniform(0, alone));
+      for (const one of this.processes) this.add(begin(), one);
       for (const kill of setup.kills) this.begin(this.kill(process, ...kill));
     }
 
@@ -176,17 +151,18 @@ const cost = (() => {
         this.processes[one].return();
         this.there.delete(one);
         this.ready.delete(one);
-        if (this.rule) this.rule.lose(one);
+        this.rule?.lose(one);
         const start = this.since[one];
         if (start < this.now) this.lost.push({ worker: one, kind: "late", start, end: this.now });
+        this.gone.push({ worker: one, start: this.now, end: this.now + back });
       }
       this.all_reduce();
       yield this.now + back;
       for (const one of dead) {
         this.processes[one] = process(one);
         this.begin(this.processes[one]);
+        this.there.add(one);
       }
-      for (const one of dead) this.there.add(one);
     }
     use(what, seconds, servers = 1, start = 0) {
       const free = this.free[what] || (this.free[what] = Array(servers).fill(0));
@@ -209,15 +185,14 @@ const cost = (() => {
         arrived = Math.max(...came);
         yield Math.max(...left);
       }
-      yield arrived + latency + this.setup.pauses(size);
+      yield arrived + latency;
     }
 
     // What a worker does; each is a part of a process
 
     bar(worker, kind, start) {
-      if (this.now <= start) return null;
       const bar = { worker, kind, start, end: this.now };
-      this.bars.push(bar);
+      if (this.now > start) this.bars.push(bar);
       return bar;
     }
     at_the_ps() {
@@ -228,7 +203,7 @@ const cost = (() => {
       const { setup } = this, start = this.now, ready = this.at_the_ps();
       yield ready[0];
       const seen = this.count;
-      if (this.rule) this.rule.pull(worker);
+      this.rule?.pull(worker);
       yield Math.max(...ready);
       const ways = range(setup.ps).map((j) => [`ps ${j}`, worker]);
       yield* this.send(ways, setup.whole / setup.ps, setup.away(worker));
@@ -240,13 +215,12 @@ const cost = (() => {
       this.since[worker] = start;
       for (let step = 0; step < setup.steps; step++) {
         yield this.compute(worker, each + (step === 0 ? core : 0));
-        let seconds = setup.sleep(worker);
+        let seconds = setup.gradient * setup.slow[worker];
         if (setup.spread && seconds) {
           const shape = 1 / (setup.spread * setup.spread);
           seconds = this.random.gamma(shape, seconds / shape);
         }
         yield this.now + seconds;
-        if (setup.steps > 1) this.steps[worker].push(this.now);
       }
       this.since[worker] = Infinity;
       return this.bar(worker, "gradient", start);
@@ -264,27 +238,24 @@ const cost = (() => {
       this.opened.push(this.now);
       this.count += 1;
       if (bar) Object.assign(bar, { update: this.count, stale });
-      if (this.rule) this.rule.push(worker, stale);
+      this.rule?.push(worker, stale);
     }
-    *wait(worker, event) {
+    /** Lets a worker be busy with something until a time, or an event. */
+    *spend(worker, kind, until) {
       const start = this.now;
-      yield event;
-      this.bar(worker, "wait", start);
+      yield until;
+      this.bar(worker, kind, start);
     }
     *calls(worker, one_round, trip) {
       const { setup } = this;
       let seconds = CALL, looked = this.now;
       for (;;) {
-        let start = this.now;
-        const size = rounds_of_a_call(setup, seconds);
-        yield this.now + setup.costs.call * trip;
-        this.bar(worker, "call", start);
+        const start = this.now, size = setup.rounds_of_a_call(seconds);
+        yield* this.spend(worker, "call", this.now + setup.costs.call * trip);
         for (let k = 0; k < size; k++) yield* one_round();
         seconds = (this.now - start) / size;
         if (this.now - looked + (size * seconds) / 2 > CALL) {
-          start = this.now;
-          yield this.now + setup.costs.look * trip;
-          this.bar(worker, "call", start);
+          yield* this.spend(worker, "call", this.now + setup.costs.look * trip);
           looked = this.now;
         }
       }
@@ -293,12 +264,11 @@ const cost = (() => {
     // Schemes
 
     *at_own_pace(worker) {
-      const sim = this, { setup } = this, core = setup.of_worker() - setup.of_steps();
-      const sent = [];
+      const sim = this, { setup } = this, core = setup.of_worker(), sent = [];
       function* plain() {
         if (setup.scheme === BOUNDED) {
           while (sim.clocks[worker] - Math.min(...sim.clocks) > setup.staleness) {
-            yield* sim.wait(worker, sim.waiting);
+            yield* sim.spend(worker, "wait", sim.waiting);
           }
         }
         const seen = yield* sim.pull(worker);
@@ -309,10 +279,8 @@ const cost = (() => {
         sim.wake(sim.waiting);
       }
       function* elastic() {
-        const start = sim.now;
-        yield sim.now + setup.away(worker);
-        sim.bar(worker, "pull", start);
-        while (sent.length) yield* sim.wait(worker, sent[0]);
+        yield* sim.spend(worker, "pull", sim.now + setup.away(worker));
+        while (sent.length) yield* sim.spend(worker, "wait", sent[0]);
         const seen = yield* sim.pull(worker), arrived = [];
         sent.push(arrived);
         sim.begin(aside(seen, arrived));
@@ -328,26 +296,28 @@ const cost = (() => {
       yield* this.calls(worker, one_round, 2 * setup.away(worker));
     }
     *barrier(worker) {
-      const sim = this, { setup } = this, core = setup.of_worker() - setup.of_steps();
+      const sim = this, { setup } = this, core = setup.of_worker();
       const needed = setup.replicas || setup.workers;
       let mine = -1;
       function* one_round() {
-        while (sim.count === mine) yield* sim.wait(worker, sim.waiting);
+        while (sim.count === mine) yield* sim.spend(worker, "wait", sim.waiting);
         mine = sim.count;
         yield* sim.pull(worker);
         const bar = yield* sim.gradients(worker, core);
         yield* sim.push(worker);
         const used = mine === sim.count && sim.taken < needed;
-        sim.pushes.push({ time: sim.now, worker, stale: 0, late: !used });
-        if (bar) Object.assign(bar, { update: sim.count + 1, late: !used });
-        if (sim.rule && used) sim.rule.push(worker, 0);
-        if (used && ++sim.taken === needed) {
-          sim.taken = 0;
-          sim.count += 1;
-          sim.opened.push(sim.now);
-          if (sim.rule) sim.rule.update();
-          sim.wake(sim.waiting);
-        }
+        sim.pushes.push({ time: sim.now, worker, stale: 0 });
+        Object.assign(bar, { update: sim.count + 1, late: !used });
+        if (!used) return;
+        sim.added.push(sim.now);
+        sim.rule?.push(worker, 0);
+        sim.taken += 1;
+        if (sim.taken < needed) return;
+        sim.taken = 0;
+        sim.count += 1;
+        sim.opened.push(sim.now);
+        sim.rule?.update();
+        sim.wake(sim.waiting);
       }
       yield* this.calls(worker, one_round, 2 * setup.away(worker));
     }
@@ -357,23 +327,20 @@ const cost = (() => {
       function* one_round() {
         const bar = yield* sim.gradients(worker);
         sim.ready.add(worker);
-        if (!sim.all_reduce()) yield* sim.wait(worker, sim.waiting);
-        const start = sim.now;
-        yield sim.reduced;
-        if (sim.rule && sim.together) sim.rule.round(sim.together);
+        if (!sim.all_reduce()) yield* sim.spend(worker, "wait", sim.waiting);
+        yield* sim.spend(worker, "all-reduce", sim.reduced);
+        if (sim.together) sim.rule?.round(sim.together);
         sim.together = null;
-        sim.bar(worker, "all-reduce", start);
         sim.pushes.push({ time: sim.now, worker, stale: 0 });
-        if (bar) bar.update = sim.count;
+        bar.update = sim.count;
         if (worker === Math.min(...sim.there)) sim.opened.push(sim.now);
       }
       for (;;) {
-        let start = this.now;
-        yield this.now + setup.all_reduce(0);
-        this.bar(worker, "call", start);
-        const [size, calls] = calls_of_peers(setup, seconds);
-        for (let call = 0; call < calls; call++) {
-          start = this.now;
+        yield* this.spend(worker, "call", this.now + setup.all_reduce(0));
+        const size = setup.rounds_of_a_call(seconds);
+        const calls = Math.floor(CALL / (size * Math.max(seconds, 1e-9)));
+        for (let call = 0; call < Math.max(1, Math.min(calls, 50)); call++) {
+          const start = this.now;
           for (let k = 0; k < size; k++) yield* one_round();
           seconds = (this.now - start) / size;
         }
@@ -397,14 +364,14 @@ const cost = (() => {
       const under_way = [], chief = worker > 0 ? 2 * setup.away(worker, 0) : 0;
       function* one_round() {
         const seen = sim.count, averaged = [];
-        if (sim.rule) sim.rule.pull(worker);
+        sim.rule?.pull(worker);
         if (near.length) {
           const j = near[Math.floor(sim.random.uniform(0, near.length))];
           under_way.push(averaged);
           sim.begin(average(j, averaged));
         }
-        const bar = yield* sim.gradients(worker, setup.of_worker() - setup.of_steps());
-        while (under_way.length) yield* sim.wait(worker, under_way[0]);
+        const bar = yield* sim.gradients(worker, setup.of_step(setup.whole));
+        while (under_way.length) yield* sim.spend(worker, "wait", under_way[0]);
         const start = sim.now;
         yield sim.now + chief / 2;
         yield sim.compute(0, setup.costs.ps);
@@ -415,8 +382,8 @@ const cost = (() => {
       function* average(j, averaged) {
         const start = sim.now;
         yield* sim.send([[worker, j]], setup.whole, setup.away(worker, j));
-        yield sim.compute(j, setup.of_average());
-        if (sim.rule) sim.rule.average(worker, j);
+        yield sim.compute(j, setup.of_step(setup.whole));
+        sim.rule?.average(worker, j);
         const middle = sim.now;
         yield* sim.send([[j, worker]], setup.whole, setup.away(j, worker));
         sim.averages.push({ worker, other: j, start, middle, end: sim.now });
@@ -432,36 +399,28 @@ const cost = (() => {
     answer(start, end) {
       const { setup } = this, n = setup.workers, span = end - start;
       const pushes = this.pushes.filter((one) => one.time > start && one.time <= end);
-      const inside = this.opened.filter((time) => time > start && time <= end).length;
-      const updates = inside / span, rounds = pushes.length / span;
-      const each = Array(n).fill(0), waits = Array(n).fill(0);
-      for (const one of pushes) each[one.worker] += 1;
-      for (const one of this.bars) {
-        const waited = Math.min(one.end, end) - Math.max(one.start, start);
-        if (one.kind === "wait") waits[one.worker] += Math.max(0, waited);
-      }
-      const used = setup.scheme === BARRIER ? updates * (setup.replicas || n) : rounds;
-      let sent = Math.max(setup.whole, setup.pushed) / setup.ps;
-      if (setup.peers) sent = ((2 * (n - 1)) / n ** 2) * setup.whole;
+      const updates = this.opened.filter((time) => time > start && time <= end).length;
+      const used = setup.scheme === BARRIER ? updates * (setup.replicas || n) : pushes.length;
+      const waits = this.bars.filter((bar) => bar.kind === "wait").map((bar) =>
+        Math.max(0, Math.min(bar.end, end) - Math.max(bar.start, start)));
+      // What one cable carries: that of a ps, or of a worker between two others.
+      let sent = (pushes.length * setup.whole) / setup.ps;
+      if (setup.peers) sent = pushes.length * ((2 * (n - 1)) / n ** 2) * setup.whole;
       if (setup.scheme === GOSSIP) {
-        const starts = sum(each.filter((_, k) => k % 2 === 0));
-        sent = (starts / Math.max(1, rounds * span)) * setup.whole;
-        sent *= (n > 1 ? 1 : 0) / Math.max(1, Math.floor(n / 2));
+        const starts = n > 1 ? pushes.filter((one) => one.worker % 2 === 0).length : 0;
+        sent = (starts * setup.whole) / Math.max(1, Math.floor(n / 2));
       }
       return {
-        updates,
-        rounds,
-        examples: used * setup.steps * setup.batch,
-        busiest: rounds * sent,
+        updates: updates / span,
+        examples: (used / span) * setup.steps * BATCH,
+        busiest: sent / span,
         staleness: sum(pushes.map((one) => one.stale)) / Math.max(1, pushes.length),
         most: pushes.reduce((most, one) => Math.max(most, one.stale), 0),
-        waits: waits.map((seconds, k) => seconds / Math.max(1, each[k])),
         waited: sum(waits) / span / n, // share of the workers' time
       };
     }
   }
 
-  return { SCHEMES, WINDOWS, PEERS, BOUNDED, BARRIER, GOSSIP, Random, Setup, Simulation,
-    range, sum };
+  return { PEERS, BARRIER, GOSSIP, Random, Setup, Simulation, range };
 })();
 if (typeof module !== "undefined") module.exports = cost;

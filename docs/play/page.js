@@ -1,69 +1,44 @@
-// The page: builds its fields, runs both sides when something changes, and plays them.
+// The page: runs both sides when something is set, shows what comes of it, and plays it.
+// An input has the name that its value has in the state.
 
 (() => {
-  const { PRESETS, QUESTIONS, SCHEMES, CLUSTER, SIDE, MEASURED, ms, few } = play;
-  const { KINDS, draw, curves, worker_at } = timeline_picture;
-  const SIDES = ["a", "b"], byId = (id) => document.getElementById(id);
-  let now, runs, at = 0, playing = null, question = null, picked = null;
+  const { schemes: SCHEMES, cluster: CLUSTER, side: SIDE, slow: SLOW } = words;
+  const { presets: PRESETS, questions: QUESTIONS } = words, { SIDES } = play;
+  const { draw, worker_at } = timeline_picture;
+  const byId = (id) => document.getElementById(id);
+  const write = (id, text) => { byId(id).textContent = text; };
+  const few = (x) => (x && x < 10 ? x.toFixed(1) : x.toFixed(0));
+  let now, runs, at = Infinity, playing = null, question, timer = null;
+  const picked = () => byId("question").elements.answer.value;
 
-  /** Returns a new element with attributes, or `on…` functions, and children. */
+  /** Returns a new element with attributes and children. */
   function element(name, attributes = {}, ...children) {
     const made = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) {
-      if (key.startsWith("on")) made[key] = value;
-      else if (value !== false) made.setAttribute(key, value === true ? "" : value);
-    }
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     made.append(...children);
     return made;
   }
 
   // --- State --------------------------------------------------------------------
 
-  /** Returns a state as the changes that make it. */
-  function flat(state) {
-    const found = { ...state, a: state.a.scheme, b: state.b.scheme };
-    for (const side of SIDES) {
-      for (const [key, value] of Object.entries(state[side])) found[`${side}.${key}`] = value;
-    }
-    return found;
-  }
-
-  function set(changes, without = "") {
-    const kept = Object.entries(flat(now)).filter(([key]) => !without || !key.startsWith(without));
-    now = play.state({ ...Object.fromEntries(kept), ...changes });
-    leave_question();
-    address(play.to_hash(now));
-    later();
-  }
-
-  function address(hash) {
-    history.replaceState(null, "", `#${hash}`);
-  }
-
-  function leave_question() {
-    if (question === null) return;
-    question = null;
-    at = Infinity;
+  function set(name, value) {
+    const changes = { ...now, [name]: value }, [, worker] = name.split("slow.");
+    if (worker) changes.slow = now.slow.map((old, k) => (k === Number(worker) ? value : old));
+    if (SIDES.includes(name)) for (const key in SIDE) delete changes[`${name}.${key}`];
+    now = play.state(changes);
+    if (question) at = Infinity;
+    question = undefined;
+    history.replaceState(null, "", `#${play.to_hash(now)}`);
+    clearTimeout(timer);
+    timer = setTimeout(refresh, 80);
   }
 
   function load() {
-    const asked = /^#question-([1-8])$/.exec(location.hash);
-    question = asked ? Number(asked[1]) - 1 : null;
-    picked = null;
-    now = asked ? play.state(QUESTIONS[question].on) : play.from_hash(location.hash);
-    at = asked ? 0 : Infinity;
+    question = QUESTIONS.find((one) => `#${one.id}` === location.hash);
+    byId("question").reset();
+    now = play.from_hash(location.hash);
+    at = question ? 0 : Infinity;
     refresh();
-  }
-
-  function open(hash) {
-    address(hash);
-    load();
-  }
-
-  let timer = null;
-  function later() {
-    clearTimeout(timer);
-    timer = setTimeout(refresh, 80);
   }
 
   /** Runs both sides, and shows all that depends on it. */
@@ -71,106 +46,99 @@
     clearTimeout(timer);
     stop();
     runs = Object.fromEntries(SIDES.map((side) => [side, play.run(now, side)]));
-    for (const run of Object.values(runs)) {
-      const lengths = run.simulation.bars.map((bar) => bar.end - bar.start);
-      run.longest = lengths.reduce((a, b) => Math.max(a, b), 0);
-      run.total = run.answer();
-    }
     const [kill] = runs.a.setup.kills;
     if (at === Infinity && kill) at = kill[1] + 0.6 * span();
     at = Math.min(at, runs.a.end, runs.b.end);
-    show_case();
-    byId("play").disabled = question !== null && picked === null;
     show_fields();
-    show_sides();
-    byId("worth").textContent = play.window_worth(now);
-    const both = (of) =>
-      SIDES.map((side) => `${of(runs[side].total)} in ${name_of(side)}`).join(", and ");
-    byId("stale").textContent = `Here it is ${both((total) => few(total.staleness))}.`;
-    byId("waited").textContent = `Of their time, the workers here wait ${both(waited)}.`;
-    show_commands();
+    show_case();
+    for (const side of SIDES) show_side(side);
+    show_curves();
+    show_numbers();
+    byId("hosts").hidden = !play.on_hosts(now);
     if (/\.github\.io$/.test(location.hostname)) links_of_pages();
     paint();
   }
 
   /** GitHub Pages has a folder's README.md at the folder, and other pages as HTML. */
   function links_of_pages() {
-    for (const link of document.querySelectorAll("a[href*='.md']")) {
+    for (const link of document.links) {
       link.href = link.href.replace(/README\.md/, "").replace(/\.md/, ".html");
     }
   }
 
-  const waited = (total) => `${Math.round(100 * total.waited)} %`;
+  // --- What is set ----------------------------------------------------------------
 
-  function name_of(side) {
-    const own = now[side], more = [];
-    if (own.window) more.push(`T = ${own.window}`);
-    if ("bound" in own) more.push(`s = ${own.bound}`);
-    if (own.backup) more.push(`${own.backup} backup worker${own.backup > 1 ? "s" : ""}`);
-    return [own.scheme, ...more].join(", ");
+  /** Returns a labelled input of the name. */
+  function field(name, { label, choices, ...limits }) {
+    const title = element("span", {}, label);
+    const options = Object.entries(choices || {}).map(([value, text]) =>
+      element("option", { value }, text));
+    const input = choices ? element("select", { name }, ...options)
+      : element("input", { name, type: "range", ...limits });
+    if (input.type === "range") title.append(element("output"));
+    return element("label", { class: "field" }, title, input);
+  }
+
+  function make_fields() {
+    for (const key in CLUSTER) byId("cluster").append(field(key, CLUSTER[key]));
+    for (let k = 0; k < CLUSTER.workers.max; k++) {
+      const label = `worker ${k}, ${SLOW.label}`;
+      byId("speeds").append(field(`slow.${k}`, { ...SLOW, label }));
+    }
+    for (const side of SIDES) {
+      for (const name in SCHEMES) byId(`${side}-scheme`).append(element("option", {}, name));
+      for (const key in SIDE) byId(`${side}-fields`).append(field(`${side}.${key}`, SIDE[key]));
+    }
+  }
+
+  function show_fields() {
+    const values = { ...now };
+    now.slow.forEach((times, k) => { values[`slow.${k}`] = times; });
+    for (const input of document.querySelectorAll(".field [name]")) {
+      const value = values[input.name], output = input.parentNode.querySelector("output");
+      input.parentNode.hidden = value === undefined;
+      // What somebody types into stays as it is.
+      if (input.type !== "number" || input !== document.activeElement) input.value = value ?? "";
+      if (output) output.textContent = value;
+    }
   }
 
   // --- The case: a preset, or a question -----------------------------------------
 
-  const OWN = " Change the cluster, and see which scheme gains. The address of this page " +
-    "holds all that is set, so that you can send it to somebody.";
-
   function show_case() {
-    const hash = play.to_hash(now), list = byId("presets");
-    const same = question === null &&
-      PRESETS.find((one) => play.to_hash(play.state(one.on)) === hash);
-    const button = (title, pressed, onclick) =>
-      element("button", { type: "button", "aria-pressed": String(pressed), onclick }, title);
-    const focused = [...list.children].indexOf(document.activeElement);
-    list.replaceChildren(
-      ...PRESETS.map((one) => button(one.title, one === same, () => open(one.id))),
-      button("Eight questions", question !== null, () => open("question-1")));
-    if (focused >= 0) list.children[focused].focus();
-    const place = byId("case");
-    if (question !== null) place.replaceChildren(...question_of());
-    else if (same) place.replaceChildren(element("p", {}, same.told), measured_of(same));
-    else place.replaceChildren(element("p", {}, play.describe(now), OWN));
+    const hash = play.to_hash(now), order = QUESTIONS.indexOf(question) + 1;
+    const same = !question && PRESETS.find((one) => play.to_hash(play.from_hash(one.on)) === hash);
+    const shown = question ? "#question-1" : same && `#${same.id}`;
+    for (const link of byId("presets").children) {
+      link.setAttribute("aria-current", link.getAttribute("href") === shown);
+    }
+    write("told", question ? `Question ${order} of 8. ${question.told}`
+      : same ? same.told : words.own);
+    byId("measured").replaceChildren(...(same ? measured_of(same) : []));
+    byId("question").hidden = !question;
+    byId("play").disabled = question && !picked();
+    byId("next").href = `#${QUESTIONS[order % QUESTIONS.length].id}`;
+    if (question) show_question();
   }
 
   function measured_of(preset) {
-    const found = play.compare(preset), [one, two] = preset.measured;
-    const off = Math.round(100 * Math.abs(found.off));
-    const ratio = (x) => (x < 1 ? `1 : ${(1 / x).toPrecision(2)}` : `${x.toPrecision(2)} : 1`);
-    const link = element("a", { href: MEASURED[preset.link] }, "Measured");
-    const numbers = `${one.toLocaleString("en")} and ${two.toLocaleString("en")} ${preset.what}`;
-    return element("p", { class: "measured" }, link, ` with real processes: ${numbers}. `,
-      `That is ${ratio(found.real)}. The simulation has ${ratio(found.ratio)}`,
-      off <= 25 ? "." : `, which is ${off} % off. ${preset.leaves}`);
+    const { real, ratio, off } = play.compare(preset);
+    const [one, two] = preset.measured.map((value) => value.toLocaleString("en"));
+    const told = (x) => (x < 1 ? `1 : ${(1 / x).toPrecision(2)}` : `${x.toPrecision(2)} : 1`);
+    const percent = Math.round(100 * Math.abs(off));
+    return [element("a", { href: words.links[preset.link] }, "Measured"),
+      ` with real processes: ${one} and ${two} ${preset.what}. That is ${told(real)}. `,
+      `The simulation has ${told(ratio)}`,
+      percent <= 25 ? "." : `, which is ${percent} % off. ${preset.leaves}`];
   }
 
-  function question_of() {
-    const asked = QUESTIONS[question], done = at >= now.seconds;
-    const options = [["a", name_of("a")], ["b", name_of("b")], ["same", "about the same"]];
-    const choose = (value) => () => { picked = value; byId("play").disabled = false; };
-    const fields = options.map(([value, text]) => element("label", {},
-      element("input", { type: "radio", name: "answer", value, onchange: choose(value),
-        checked: picked === value }), text));
-    const title = element("strong", {}, `Question ${question + 1} of 8. `);
-    const legend = "Which one reaches the goal first? Choose, then press Play.";
-    const found = [element("p", {}, title, asked.told),
-      element("fieldset", { class: "choices" }, element("legend", {}, legend), ...fields)];
-    const verdict = element("div", { id: "verdict", role: "status" });
-    if (done && picked !== null) verdict.append(...verdict_of(asked));
-    return [...found, verdict];
-  }
-
-  function verdict_of(asked) {
-    const right = picked === play.first(runs.a, runs.b);
-    const next = (question + 1) % QUESTIONS.length;
-    const said = element("strong", {}, right ? "Right. " : "Not so. ");
-    const onclick = () => open(`question-${next + 1}`);
-    const word = next ? "Next question" : "Begin again";
-    return [element("p", {}, said, `${goals()}. ${asked.why}`),
-      element("button", { type: "button", class: "go", onclick }, word)];
-  }
-
-  function goals() {
-    return SIDES.map((side) => `${name_of(side)}: ${reached_by(runs[side])}`).join("; ");
+  function show_question() {
+    for (const side of SIDES) write(`answer-${side}`, name_of(side));
+    const done = picked() && at >= now.seconds;
+    const right = picked() === play.first(runs.a, runs.b) ? "Right" : "Not so";
+    const goals = SIDES.map((side) => `${name_of(side)}: ${reached_by(runs[side])}`);
+    write("verdict", done ? `${right}. ${goals.join("; ")}. ${question.why}` : "");
+    byId("next").hidden = !done;
   }
 
   function reached_by(run) {
@@ -178,200 +146,145 @@
     return run.diverged ? "diverges" : `not in ${now.seconds} s`;
   }
 
-  // --- Fields ---------------------------------------------------------------------
+  // --- Both sides -------------------------------------------------------------------
 
-  /** Returns a labelled field; `change(value)` is called with what it becomes. */
-  function field(id, known, value, change, slider) {
-    if (known.choices) {
-      const sorted = Object.entries(known.choices).sort(([a], [b]) => a - b);
-      const options = sorted.map(([key, text]) =>
-        element("option", { value: key, selected: Number(key) === value }, text));
-      const onchange = (e) => change(Number(e.target.value));
-      return element("label", { class: "field" }, element("span", {}, known.label),
-        element("select", { id, onchange }, ...options));
-    }
-    const { min, max, step } = known, shown = element("output", {}, String(value));
-    const input = element("input", { id, type: slider ? "range" : "number", min, max,
-      step: slider ? step : "any", value });
-    input.oninput = () => {
-      shown.textContent = input.value;
-      if (input.value !== "") change(Number(input.value));
-    };
-    const name = element("span", {}, known.label, ...(slider ? [" ", shown] : []));
-    return element("label", { class: "field" }, name, input);
+  function name_of(side) {
+    const { scheme, window, bound, backup } = play.own(now, side);
+    if (window) return `${scheme}, T = ${window}`;
+    if (bound !== undefined) return `${scheme}, s = ${bound}`;
+    return backup ? `${scheme}, ${backup} backup worker${backup > 1 ? "s" : ""}` : scheme;
   }
 
-  /** Puts fields into a place. The one that is being used stays, or at least its focus. */
-  function put(place, fields) {
-    const used = document.activeElement, held = place.contains(used);
-    if (held && place.children.length === fields.length) {
-      [...place.children].forEach((old, k) => old.contains(used) || old.replaceWith(fields[k]));
-      return;
-    }
-    place.replaceChildren(...fields);
-    if (held && byId(used.id)) byId(used.id).focus();
-  }
-
-  function show_fields() {
-    const of = (key) => field(key, CLUSTER[key], now[key], (value) => set({ [key]: value }), true);
-    put(byId("cluster"), Object.keys(CLUSTER).map(of));
-    put(byId("speeds"), now.slow.map((times, k) => {
-      const known = { label: `worker ${k}, times`, min: 1, max: 8, step: 0.5 };
-      return field(`slow-${k}`, known, times, (value) => slow_down(k, value), true);
-    }));
-  }
-
-  function slow_down(worker, times) {
-    set({ slow: now.slow.map((old, k) => (k === worker ? times : old)) });
-  }
-
-  function show_sides() {
-    for (const side of SIDES) {
-      const own = now[side];
-      const options = Object.keys(SCHEMES).map((one) =>
-        element("option", { selected: one === own.scheme }, one));
-      const select = element("select", { id: `${side}-scheme`, "aria-labelledby": `name-${side}`,
-        onchange: (e) => set({ [side]: e.target.value }, `${side}.`) }, ...options);
-      const change = (key) => (value) => set({ [`${side}.${key}`]: value });
-      const fields = Object.keys(SIDE).filter((key) => key in own).map((key) =>
-        field(`${side}-${key}`, SIDE[key], own[key], change(key)));
-      put(byId(`${side}-fields`), [element("div", { class: "field scheme" }, select), ...fields]);
-      byId(`${side}-told`).replaceChildren(play.explain(now, side, runs[side].total), " ",
-        element("a", { href: `../../${own.scheme}/README.md` }, `More on ${own.scheme}`));
-      byId(`${side}-cut`).textContent = runs[side].whole ? ""
-        : `Only the first ${few(runs[side].end)} s of so many events are simulated.`;
-    }
-    for (const side of SIDES) {
-      const order = side === "a" ? "First scheme" : "Second scheme";
-      byId(`name-${side}`).textContent = `${order}: ${name_of(side)}`; // for a screen reader
-      for (const place of ["key", "head"]) byId(`${place}-${side}`).textContent = name_of(side);
-    }
-  }
-
-  function show_commands() {
-    for (const side of SIDES) byId(`command-${side}`).textContent = play.command(now, side);
-    const hosts = now.trip > 0 || now.bandwidth < 1000;
-    byId("hosts").hidden = !hosts;
-  }
-
-  // --- Pictures and numbers ---------------------------------------------------------
-
-  /** Returns how many seconds the lanes show: a few rounds of the slowest worker. */
-  function span() {
-    const slowest = Math.max(...now.slow) * now.gradient / 1000;
-    const rounds = SIDES.map((side) => {
-      const { setup } = runs[side];
-      const moved = setup.peers ? 2 * setup.all_reduce(setup.whole)
-        : setup.trip + 2 * setup.wire(setup.whole);
-      return slowest * setup.steps + moved;
-    });
-    return Math.min(now.seconds, Math.max((12 * now.gradient) / 1000, 2.4 * Math.max(...rounds)));
+  function show_side(side) {
+    const scheme = now[side], { whole, end } = runs[side];
+    for (const place of ["name", "key", "head"]) write(`${place}-${side}`, name_of(side));
+    write(`told-${side}`, play.explain(now, side));
+    write(`more-${side}`, `More on ${scheme}`);
+    byId(`more-${side}`).href = `../../${scheme}/README.md`;
+    write(`cut-${side}`, whole ? ""
+      : `Only the first ${few(end)} s of so many events are simulated.`);
+    write(`command-${side}`, play.command(now, side));
   }
 
   const ROWS = [
     ["Reaches the goal", reached_by],
-    ["Updates a second", (run) => few(run.total.updates)],
-    ["Examples a second", (run) => Math.round(run.total.examples).toLocaleString("en")],
-    ["Mean staleness", (run) => few(run.total.staleness)],
-    ["Largest staleness", (run) => run.total.most],
-    ["Workers wait", (run) => `${waited(run.total)} of the time`],
+    ["Updates a second", ({ total }) => few(total.updates)],
+    ["Examples a second", ({ total }) => Math.round(total.examples).toLocaleString("en")],
+    ["Mean staleness", ({ total }) => few(total.staleness)],
+    ["Largest staleness", ({ total }) => total.most],
+    ["Workers wait", ({ total }) => `${Math.round(100 * total.waited)} % of the time`],
     ["Busiest cable, how full", ({ total, setup }) =>
       `${few(total.busiest / 1e6)} MB/s, ${Math.round((800 * total.busiest) / setup.bandwidth)} %`],
   ];
 
   function show_numbers() {
-    const hidden = question !== null && at < now.seconds;
+    const hidden = question && at < now.seconds;
     byId("numbers").replaceChildren(...ROWS.map(([title, of]) => element("tr", {},
       element("th", { scope: "row" }, title),
-      ...SIDES.map((side) => element("td", {}, hidden ? "–" : String(of(runs[side])))))));
+      ...SIDES.map((side) => element("td", {}, hidden ? "–" : of(runs[side]))))));
   }
 
-  let told = 0;
-  function paint(quick = false) {
+  // --- Pictures ---------------------------------------------------------------------
+
+  /** Draws the losses on a scale of powers of ten, 10 to 0.001, in a square of 100. */
+  function show_curves() {
+    const x = (time) => (100 * time) / now.seconds;
+    const y = (loss) => 25 * (1 - Math.log10(Math.min(Math.max(loss, 1e-3), 10)));
+    for (const side of SIDES) {
+      const { curve, reached } = runs[side];
+      const points = curve.map(({ time, loss }) => `${x(time)} ${y(loss)}`);
+      byId(`curve-${side}`).setAttribute("d", `M${points.join("L")}`);
+      const dot = reached === null ? "" : `M${x(reached)} ${y(play.TARGET)}h0`;
+      byId(`dot-${side}`).setAttribute("d", dot);
+    }
+    [...byId("times").children].forEach((one, k) => {
+      one.textContent = `${(k * now.seconds) / 5} s`;
+    });
+    byId("later").style.display = question ? "none" : "";
+  }
+
+  /** Returns how many seconds the lanes show: a few rounds of the slowest worker. */
+  function span() {
+    const gradient = now.gradient / 1000, slowest = Math.max(...now.slow) * gradient;
+    const rounds = Object.values(runs).map(({ setup }) => slowest * setup.steps +
+      (setup.peers ? 2 * setup.all_reduce(setup.whole)
+        : setup.trip + 2 * setup.wire(setup.whole)));
+    return Math.min(now.seconds, Math.max(12 * gradient, 2.4 * Math.max(...rounds)));
+  }
+
+  function paint() {
     const seen = new Set(), shown = span();
     for (const side of SIDES) {
-      const canvas = byId(`lanes-${side}`);
-      for (const kind of draw(canvas, runs[side], at, shown)) seen.add(kind);
+      for (const kind of draw(byId(`lanes-${side}`), runs[side], at, shown)) seen.add(kind);
     }
-    curves(byId("curves"), runs, at, now.seconds, play.TARGET, question !== null);
+    byId("past").setAttribute("width", (100 * at) / now.seconds);
     byId("time").value = at / now.seconds;
-    byId("clock").textContent = `${at.toFixed(2)} s`;
-    if (quick && performance.now() - told < 250) return;
-    told = performance.now();
-    show_numbers();
-    const kinds = Object.entries(KINDS).filter(([kind]) => seen.has(kind));
-    const swatch = (kind, fill) =>
-      element("span", { class: `swatch ${kind}`, style: fill && `background:${fill}` });
-    byId("legend").replaceChildren(
-      ...kinds.map(([kind, [fill, word]]) => element("li", {}, swatch(kind, fill), word)),
-      element("li", {}, "τ: staleness"));
-    for (const side of SIDES) {
-      byId(`lanes-${side}`).setAttribute("aria-label", `What each task of ${name_of(side)} does ` +
-        `in ${ms(shown)}, up to second ${at.toFixed(1)}. The numbers are in the table below.`);
+    write("clock", `${at.toFixed(2)} s`);
+    for (const item of document.querySelectorAll("[data-kind]")) {
+      item.hidden = !seen.has(item.dataset.kind);
     }
-    byId("curves").setAttribute("aria-label", `Loss against time. The goal: ${goals()}.`);
   }
 
   // --- Playing: slowly at first, to be followed by eye, then faster -------------------
 
-  function start(from) {
-    at = from;
+  function start() {
+    if (at >= now.seconds) at = 0;
     playing = { began: performance.now(), last: performance.now(), slow: span() / 4 };
-    byId("play").textContent = "Pause";
+    write("play", "Pause");
     requestAnimationFrame(tick);
   }
   function stop() {
     playing = null;
-    byId("play").textContent = "Play";
+    write("play", "Play");
   }
   function tick(moment) {
     if (!playing) return;
-    const gone = Math.max(0, (moment - playing.began) / 1000);
-    const pace = Math.min(playing.slow * 2 ** Math.max(0, gone - 4), now.seconds / 4);
-    at = Math.min(now.seconds, at + pace * Math.max(0, (moment - playing.last) / 1000));
+    const { began, last, slow } = playing, gone = Math.max(0, moment - began) / 1000;
+    const pace = Math.min(slow * 2 ** Math.max(0, gone - 4), now.seconds / 4);
     playing.last = moment;
+    move(at + (pace * Math.max(0, moment - last)) / 1000);
+    if (playing) requestAnimationFrame(tick);
+    else if (question) byId("case").scrollIntoView({ block: "nearest" });
+  }
+  function move(to) {
+    at = Math.min(now.seconds, to);
     if (at >= now.seconds) {
       stop();
-      if (question !== null) {
-        show_case();
-        byId("case").scrollIntoView({ block: "nearest" });
-      }
+      show_case();
+      show_numbers();
     }
-    paint(playing !== null);
-    if (playing) requestAnimationFrame(tick);
+    paint();
   }
 
-  byId("play").onclick = () => {
-    if (playing) stop();
-    else start(at >= now.seconds ? 0 : at);
+  byId("play").onclick = () => (playing ? stop() : start());
+  document.oninput = ({ target: { id, name, value } }) => {
+    if (name === "answer") byId("play").disabled = false;
+    else if (id === "time") {
+      stop();
+      move(value * now.seconds);
+    } else if (value !== "") set(name, value);
   };
-  byId("time").oninput = (e) => {
-    stop();
-    at = Number(e.target.value) * now.seconds;
-    if (question !== null && at >= now.seconds) show_case();
-    paint();
-  };
+
+  // A worker's row can be dragged to slow the worker.
   for (const side of SIDES) {
-    // A worker's row can be dragged to slow the worker.
     const canvas = byId(`lanes-${side}`);
     let held = null;
     canvas.onpointerdown = (e) => {
       const worker = worker_at(runs[side].setup, e.offsetY);
-      if (worker === null) return;
       held = { worker, x: e.clientX, times: now.slow[worker] };
       canvas.setPointerCapture(e.pointerId);
     };
     canvas.onpointermove = (e) => {
       if (!held) return;
       const times = Math.round(2 * (held.times + (e.clientX - held.x) / 30)) / 2;
-      const kept = Math.min(8, Math.max(1, times));
-      if (kept !== now.slow[held.worker]) slow_down(held.worker, kept);
+      if (play.clamp(SLOW, times) !== now.slow[held.worker]) set(`slow.${held.worker}`, times);
     };
     canvas.onpointerup = canvas.onpointercancel = () => { held = null; };
   }
-  byId("predictions").href = MEASURED.predictions;
+
   window.onhashchange = load;
-  window.onresize = () => paint();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => paint());
+  window.onresize = paint;
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
+  make_fields();
   load();
 })();

@@ -9,14 +9,15 @@ const rules = (() => {
   const mean = (all) => all.reduce((a, b) => add(a, b)).map((x) => x / all.length);
   const dot = (a, b) => a.reduce((total, x, i) => total + x * b[i], 0);
 
-  /** What all have: a center variable `w` [P], and what each worker has pulled. */
+  /** What all have: a center variable `w` [P], what each worker has pulled, and what else
+      is its own, which is lost when it dies. */
   class Rule {
     constructor(options, workers, w, gradient) {
-      Object.assign(this, options, { workers, w, gradient, held: [] });
+      Object.assign(this, options, { workers, w, gradient, held: [], own: [], taken: [] });
     }
     center() { return this.w; }
     pull(k) { this.held[k] = this.w; }
-    lose(k) { this.held[k] = null; } // a worker dies
+    lose(k) { this.own[k] = undefined; }
   }
 
   /** HogWild and its relatives: T local steps add up gradients; their sum is pushed. */
@@ -52,26 +53,22 @@ const rules = (() => {
     move(total) { return add(this.w, total, -this.rate / this.window); }
   }
 
-  /** The k largest of |p|; the others wait in e for the next push. */
+  /** The k largest of |p|; the others wait for the next push. */
   class Compressed extends Windowed {
     move(g, stale, k) {
-      this.e = this.e || range(this.workers).map(() => zeros(this.w));
-      const p = add(this.e[k], g), few = Math.max(1, Math.round(this.keep * p.length));
+      const p = add(this.own[k] || zeros(g), g);
+      const few = Math.max(1, Math.round(this.keep * p.length));
       const order = range(p.length).sort((i, j) => Math.abs(p[j]) - Math.abs(p[i]) || i - j);
       const chosen = new Set(order.slice(0, few));
       const s = p.map((x, i) => (chosen.has(i) ? x : 0));
-      this.e[k] = add(p, s, -1);
+      this.own[k] = add(p, s, -1);
       return add(this.w, s, -this.rate);
     }
-    lose(k) { if (this.e) this.e[k] = zeros(this.w); }
   }
 
   /** Each worker has weights x of its own; an elastic difference moves both. */
   class Elastic extends Rule {
-    constructor(...all) {
-      super(...all);
-      this.x = range(this.workers).map(() => this.w);
-    }
+    x = range(this.workers).map(() => this.w);
     push(k) {
       const move = add(this.x[k], this.held[k], -1).map((x) => (x * this.beta) / this.workers);
       this.w = add(this.w, move);
@@ -80,25 +77,20 @@ const rules = (() => {
         this.x[k] = add(step ? this.x[k] : add(this.x[k], move, -1), g, -this.rate);
       }
     }
-    lose(k) { this.x[k] = this.w; }
+    lose(k) { this.x[k] = this.center(); }
   }
 
   /** The mean of the first gradients of a step. */
   class Barrier extends Rule {
-    push(k) { (this.taken = this.taken || []).push(this.gradient(k, this.held[k])); }
+    push(k) { this.taken.push(this.gradient(k, this.held[k])); }
     update() {
       this.w = add(this.w, mean(this.taken), -this.rate);
       this.taken = [];
     }
   }
 
-  class Ring extends Rule {
-    round(workers) {
-      this.w = add(this.w, mean(workers.map((k) => this.gradient(k, this.w))), -this.rate);
-    }
-  }
-
-  /** T steps of each worker alone, then the mean of all weights. */
+  /** T steps of each worker alone, then the mean of all weights: with one step the same as
+      a step along the mean of all gradients, which is that of a ring. */
   class LocalSgd extends Rule {
     apart(k) {
       let x = this.w;
@@ -112,8 +104,7 @@ const rules = (() => {
   class DiLoCo extends LocalSgd {
     apart(k) {
       const { rate, decay } = this, [b1, b2] = [0.9, 0.95];
-      const adam = (this.adam = this.adam || []);
-      const own = (adam[k] = adam[k] || { m: zeros(this.w), v: zeros(this.w), t: 0 });
+      const own = (this.own[k] ??= { m: zeros(this.w), v: zeros(this.w), t: 0 });
       let x = this.w;
       for (let step = 0; step < this.window; step++) {
         const g = this.gradient(k, x);
@@ -131,7 +122,6 @@ const rules = (() => {
       this.u = add(delta, this.u || zeros(delta), this.momentum);
       this.w = add(this.w, add(delta, this.u, this.momentum), -this.outer);
     }
-    lose(k) { if (this.adam) this.adam[k] = null; }
   }
 
   /** A replica x of each worker; two of them average. */
@@ -140,13 +130,12 @@ const rules = (() => {
     pull(k) { this.held[k] = this.x[k]; }
     average(k, j) { this.x[k] = this.x[j] = mean([this.x[k], this.x[j]]); }
     push(k) { this.x[k] = add(this.x[k], this.gradient(k, this.held[k]), -this.rate); }
-    lose(k) { this.x[k] = this.center(); }
   }
 
   const CLASSES = {
     HogWild: Windowed, "Dynamic-SGD": Dynamic, "Stale-Synchronous-Parallel": Windowed,
     "DOWNPOUR-Easy": Downpour, AGN: Agn, AEASGD: Elastic, "Gradient-Compression": Compressed,
-    "Synchronous-SGD": Barrier, "Ring-All-Reduce": Ring, "Local-SGD": LocalSgd, DiLoCo,
+    "Synchronous-SGD": Barrier, "Ring-All-Reduce": LocalSgd, "Local-SGD": LocalSgd, DiLoCo,
     "Gossip-SGD": Gossip,
   };
   const OPTIONS = { rate: 0.1, window: 1, gamma: 0.05, beta: 0.9, keep: 0.01,
@@ -163,9 +152,8 @@ const rules = (() => {
 
   /** ½ ∑ h_i w_i², and noise on each gradient. */
   function quadratic(random) {
-    const noise = 0.03;
     const start = CURVATURES.map((h) => 0.1 / Math.sqrt(h));
-    const gradient = (k, x) => x.map((x_i, i) => CURVATURES[i] * x_i + noise * random.normal());
+    const gradient = (k, x) => x.map((x_i, i) => CURVATURES[i] * x_i + 0.03 * random.normal());
     const loss = (x) => dot(CURVATURES, x.map((x_i) => x_i * x_i)) / 2;
     return { start, gradient, loss, least: 0 };
   }
