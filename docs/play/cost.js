@@ -154,7 +154,8 @@ const cost = (() => {
         this.rule?.lose(one);
         const start = this.since[one];
         if (start < this.now) this.lost.push({ worker: one, kind: "late", start, end: this.now });
-        this.gone.push({ worker: one, start: this.now, end: this.now + back });
+        const killed = one === worker, end = this.now + back;
+        this.gone.push({ worker: one, start: this.now, end, killed });
       }
       this.all_reduce();
       yield this.now + back;

@@ -169,7 +169,7 @@
   const ROWS = [
     ["Reaches the goal", reached_by],
     ["Updates a second", ({ total }) => few(total.updates)],
-    ["Examples a second", ({ total }) => Math.round(total.examples).toLocaleString("en")],
+    ["Examples a second, 32 a gradient", ({ total }) => Math.round(total.examples).toLocaleString("en")],
     ["Mean staleness", ({ total }) => few(total.staleness)],
     ["Largest staleness", ({ total }) => total.most],
     ["Workers wait", ({ total }) => `${Math.round(100 * total.waited)} % of the time`],

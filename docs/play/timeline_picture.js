@@ -134,12 +134,12 @@ const timeline_picture = (() => {
       ticks(simulation.added, index, "sum");
       ticks(simulation.opened, index, "update");
     }
-    for (const { worker, start, end } of shown(simulation.gone)) {
+    for (const { worker, start, end, killed } of shown(simulation.gone)) {
       context.strokeStyle = colours.faint;
       context.setLineDash([3, 3]);
       context.strokeRect(x(start), y(first + worker) + 0.5, x(end) - x(start), row - 1);
       context.setLineDash([]);
-      label(["killed"], start, end, first + worker, colours.ink);
+      label([killed ? "killed" : "stopped"], start, end, first + worker, colours.ink);
       seen.add("killed");
     }
     for (const bar of bars) {

@@ -37,7 +37,7 @@ const words = {
     },
     AEASGD: {
       own: { rate: 0.3, window: 16 }, on: "b=HogWild&bandwidth=100",
-      told: "Nobody waits. Each worker makes {window} steps alone, then pushes a part of the difference between its weights and the shared ones.",
+      told: "Nobody waits. Each worker makes {window} steps alone, then pushes a part of the difference between its weights and the shared ones, while it computes.",
     },
     "Gradient-Compression": {
       own: { rate: 0.1, keep: 0.01 }, on: "b=HogWild&bandwidth=100",
@@ -45,7 +45,7 @@ const words = {
     },
     "Synchronous-SGD": {
       own: { rate: 0.3, backup: 0 }, on: "b=HogWild&slow=1,1,1,4",
-      told: "An update needs {needed} gradients of {workers} workers, and all wait for it (hatched). No gradient is stale: one that comes later is thrown away (striped).",
+      told: "An update needs {needed} gradients of {workers} workers, and all wait for it at this barrier (hatched). No gradient is stale. With backup workers, those that come last are thrown away (striped).",
     },
     "Ring-All-Reduce": {
       own: { rate: 0.3 }, on: "b=Synchronous-SGD&workers=8&parameters=1000000",
@@ -124,13 +124,13 @@ const words = {
       id: "32-workers",
       on: "a=HogWild&b=AEASGD&a.rate=0.03&b.window=32&b.rate=0.4&workers=32&parameters=1000000&gradient=50&seconds=60",
       told: "The cable of one ps carries 31 gradients of a million numbers a second. That is full with four such workers, and 32 push.",
-      what: "examples a second, with 24 workers on two shared cores", link: "scaling", measured: [6504, 13513],
+      what: "examples a second, with 24 workers on two shared cores (those below have a core each)", link: "scaling", measured: [6504, 13513],
       leaves: "A core of the simulation does one thing after the other, and loses no time when it changes from one of 25 processes to the next.",
     },
     {
       id: "come-and-go", on: "a=DiLoCo&b=Ring-All-Reduce&kills=2",
       told: "Each worker is killed once and comes back. DiLoCo goes on with those who are there, a ring stops until all are.",
-      what: "examples, DiLoCo with fewer and fewer workers, and with all four", link: "members", measured: [40000, 64000],
+      what: "examples of DiLoCo, when workers are lost, and when none is", link: "members", measured: [40000, 64000],
     },
     {
       id: "rate-too-high", on: "a=HogWild&b=Dynamic-SGD&a.rate=0.4&b.rate=0.4&workers=8",
