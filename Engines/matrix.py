@@ -65,10 +65,14 @@ def processes(word):
 
 
 def status_of_git():
-    """Returns what git says of the repository, ignored files included."""
+    """Returns what git says of the repository, ignored files included.
+
+    But for the data of the benchmarks, which another process may make meanwhile.
+    """
     command = ["git", "-C", str(REPO), "status", "--porcelain", "--ignored"]
     text = subprocess.run(command, capture_output=True, text=True).stdout
     caches = ("__pycache__/", ".venv/", "_cache/", "logdir/", ".venv.lock")
+    caches += ("benchmarks/data/",)
     return {line for line in text.splitlines() if not line.endswith(caches)}
 
 

@@ -405,6 +405,7 @@ def main():
         contextlib.ExitStack() as stack,
         nothing_left(),
     ):
+        runs.STARTS.forks = False  # what is forked would outlive `nothing_left`
         args.number, args.learned, args.scale = 0, LEARNED, 1.0
         args.window = WARM_UP, LEAST
         if args.quick:

@@ -106,7 +106,7 @@ def test_links(path):
     text = " ".join(c.source for c in read(path).cells if c.cell_type == "markdown")
     links = re.findall(r"\]\(([^)]+)\)", text.replace("\n", " "))
     targets = [(path.parent / link).resolve() for link in links]
-    folders = [target for target in targets if target.suffix != ".ipynb"]
+    folders = [target for target in targets if not target.suffix]
     assert all(target.exists() for target in targets), links
     assert folders and {folder.name for folder in folders} <= {*EXAMPLES}
 

@@ -213,6 +213,8 @@ class Group:
         """Returns which worker is not there with this chief, "" if all are."""
         with contextlib.suppress(tf.errors.OpError):
             found = self.training.link.read()["workers"]
+            if "0" not in found:  # a ps 0 that began again has not heard of it yet
+                return link.chief(self.args)
             chief = found["0"]["process"]
             mine = self.process + ("" if self.chief else OF + chief)
             if self.training.message["process"] != mine:
