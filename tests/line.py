@@ -1,6 +1,6 @@
 """A problem of one's own: a linear regression, in the place of an example's problem.py.
 
-test_run.py puts it there. It contains what the docstring of that file asks for, no more.
+test_run.py puts it there. It defines what the docstring of that file asks for, no more.
 """
 
 import collections
