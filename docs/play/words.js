@@ -37,7 +37,7 @@ const words = {
     },
     "Async-DiLoCo": {
       own: { rate: 0.003, window: 25 }, on: "b=DiLoCo&slow=1,1,1,4&seconds=60",
-      told: "Nobody waits. Each worker makes {window} steps alone, then pushes how far it moved. The ps adds momentum once in {workers} pushes.",
+      told: "Nobody waits. Each worker makes {window} steps alone, then pushes how far it moved. The ps adds momentum once in N pushes (N = {workers}).",
     },
     AEASGD: {
       own: { rate: 0.3, window: 16 }, on: "b=HogWild&bandwidth=100",
