@@ -26,11 +26,13 @@ import numpy as np
 
 NOBODY_WAITS = ("HogWild", "Gradient-Compression", "AEASGD")
 GOSSIP = "Gossip-SGD"
-MORE = ("Dynamic-SGD", "DOWNPOUR-Easy", "AGN", GOSSIP)  # not compared with real runs
+# Not compared with real runs
+MORE = ("Dynamic-SGD", "DOWNPOUR-Easy", "AGN", "Async-DiLoCo", GOSSIP)
 BOUNDED, BARRIER = "Stale-Synchronous-Parallel", "Synchronous-SGD"
 PEERS = ("Ring-All-Reduce", "Local-SGD", "DiLoCo")
+ADAM = ("DiLoCo", "Async-DiLoCo")  # whose local steps are AdamW's
 # T local steps in a round
-WINDOWS = ("AEASGD", "Local-SGD", "DiLoCo", "DOWNPOUR-Easy", "AGN")
+WINDOWS = ("AEASGD", "Local-SGD", "DOWNPOUR-Easy", "AGN", *ADAM)
 SCHEMES = (*NOBODY_WAITS, BOUNDED, BARRIER, *PEERS)
 CALL = 1.0  # seconds: a call has as many rounds as fit, and so often there is a look
 
@@ -55,7 +57,7 @@ class Costs:
     ps_byte: float = 0.5e-9  # of what a ps sends and gets
     step_byte: float = 4e-9  # of what a worker sends in an all-reduce
     local_byte: float = 0.9e-9  # of the M bytes of the weights, a gradient
-    adam_byte: float = 3e-9  # of M, more for a step of DiLoCo's AdamW
+    adam_byte: float = 3e-9  # of M, more for a step of AdamW
     top_byte: float = 10e-9  # of M, to find what Gradient-Compression pushes
     call: float = 1.5  # round trips of a call, beside those of its rounds
     look: float = 3.4  # round trips between calls, about once a second
@@ -166,7 +168,7 @@ class Setup:
     def of_steps(self):
         """Returns the core seconds of the gradients of a round."""
         each = self.costs.local_byte
-        if self.scheme == "DiLoCo":
+        if self.scheme in ADAM:
             each += self.costs.adam_byte
         return self.steps * (self.costs.local + each * self.whole)
 

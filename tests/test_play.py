@@ -260,6 +260,10 @@ def references() -> dict:
         inner = [rules.adamw(0.01, 0.1) for _ in b]
         return rules.diloco(b, w, len(s), T, inner, 0.7, 0.9)
 
+    def async_diloco(s, b, w):
+        n, inner = len(b), [rules.adamw(0.01, 0.1) for _ in b]
+        return list(last(rules.async_diloco(s, b, w, [T] * n, inner, 0.7, 0.9, n)))
+
     def gossip(s, b, w):
         return [np.concatenate(x) for _, x in rules.gossip(s, b, [w] * len(b), eta)]
 
@@ -284,6 +288,7 @@ def references() -> dict:
         ),
         "Local-SGD": (window, "round", all_of(rules.local_sgd, T, eta)),
         "DiLoCo": (dict(rate=0.01, window=T), "round", diloco),
+        "Async-DiLoCo": (dict(rate=0.01, window=T), "pairs", async_diloco),
         "Gossip-SGD": (dict(rate=eta), "gossip", gossip),
     }
 
@@ -385,7 +390,7 @@ def test_an_address_holds_the_state_and_a_wrong_one_does_no_harm() -> None:
     """
     found = node(script, given)
     assert all(before == after for before, after in found["same"])
-    assert len({before for before, _ in found["same"]}) > 12
+    assert len({before for before, _ in found["same"]}) > 13
     assert all(name == shown for name, shown in found["schemes"])
     for state in found["wrong"]:
         assert 1 <= state["workers"] <= 32 and state["seconds"] in (5, 20, 60, 120)
@@ -473,7 +478,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["faults"] == []
-    assert found["shown"] >= 12 + 6 + 8
+    assert found["shown"] >= 13 + 6 + 8
     # Other tests may have the cores, so what counts is the time of a frame's own work.
     assert found["frame"] < 8  # ms, of the 16.7 that 60 frames a second leave
     assert found["frames"] > 15

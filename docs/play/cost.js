@@ -5,7 +5,8 @@
 const cost = (() => {
   const BOUNDED = "Stale-Synchronous-Parallel", BARRIER = "Synchronous-SGD";
   const GOSSIP = "Gossip-SGD", PEERS = ["Ring-All-Reduce", "Local-SGD", "DiLoCo"];
-  const WINDOWS = ["AEASGD", "Local-SGD", "DiLoCo", "DOWNPOUR-Easy", "AGN"];
+  const ADAM = ["DiLoCo", "Async-DiLoCo"];
+  const WINDOWS = ["AEASGD", "Local-SGD", "DOWNPOUR-Easy", "AGN", ...ADAM];
   const CALL = 1.0; // seconds: a call has as many rounds as fit
   const COSTS = {
     worker: 0.4e-3, ps: 0.4e-3, barrier: 0.6e-3, barrier_byte: 1e-9, step: 0.35e-3,
@@ -72,7 +73,7 @@ const cost = (() => {
     }
     of_steps() {
       const { local, local_byte, adam_byte } = this.costs;
-      const each = local_byte + (this.scheme === "DiLoCo" ? adam_byte : 0);
+      const each = local_byte + (ADAM.includes(this.scheme) ? adam_byte : 0);
       return this.steps * (local + each * this.whole);
     }
     of_ps(first = true) {

@@ -102,10 +102,9 @@ const rules = (() => {
 
   /** AdamW in the T steps, Nesterov momentum on the mean movement. */
   class DiLoCo extends LocalSgd {
-    apart(k) {
+    apart(k, x = this.w) {
       const { rate, decay } = this, [b1, b2] = [0.9, 0.95];
       const own = (this.own[k] ??= { m: zeros(this.w), v: zeros(this.w), t: 0 });
-      let x = this.w;
       for (let step = 0; step < this.window; step++) {
         const g = this.gradient(k, x);
         own.t += 1;
@@ -124,6 +123,19 @@ const rules = (() => {
     }
   }
 
+  /** DiLoCo's steps from what was pulled; the momentum moves at every N-th push. */
+  class AsyncDiLoCo extends DiLoCo {
+    push(k) {
+      const n = this.workers, seen = this.held[k], d = add(seen, this.apart(k, seen), -1);
+      this.taken.push(d);
+      this.w = add(this.w, d, -this.outer / n);
+      if (this.taken.length < n) return;
+      this.u = add(mean(this.taken), this.u || zeros(d), this.momentum);
+      this.w = add(this.w, this.u, -this.outer * this.momentum);
+      this.taken = [];
+    }
+  }
+
   /** A replica x of each worker; two of them average. */
   class Gossip extends Elastic {
     center() { return mean(this.x); }
@@ -136,7 +148,7 @@ const rules = (() => {
     HogWild: Windowed, "Dynamic-SGD": Dynamic, "Stale-Synchronous-Parallel": Windowed,
     "DOWNPOUR-Easy": Downpour, AGN: Agn, AEASGD: Elastic, "Gradient-Compression": Compressed,
     "Synchronous-SGD": Barrier, "Ring-All-Reduce": LocalSgd, "Local-SGD": LocalSgd, DiLoCo,
-    "Gossip-SGD": Gossip,
+    "Async-DiLoCo": AsyncDiLoCo, "Gossip-SGD": Gossip,
   };
   const OPTIONS = { rate: 0.1, window: 1, gamma: 0.05, beta: 0.9, keep: 0.01,
     outer: 0.7, momentum: 0.9, decay: 0.1 };

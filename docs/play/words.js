@@ -35,6 +35,10 @@ const words = {
       own: { rate: 0.1, window: 5 }, on: "b=DOWNPOUR-Easy&bandwidth=100",
       told: "Nobody waits. Each worker makes {window} steps alone, then pushes the mean of its gradients.",
     },
+    "Async-DiLoCo": {
+      own: { rate: 0.003, window: 25 }, on: "b=DiLoCo&slow=1,1,1,4&seconds=60",
+      told: "Nobody waits. Each worker makes {window} steps alone, then pushes how far it moved. The ps adds momentum once in N pushes (N = {workers}).",
+    },
     AEASGD: {
       own: { rate: 0.3, window: 16 }, on: "b=HogWild&bandwidth=100",
       told: "Nobody waits. Each worker makes {window} steps alone, then pushes a part of the difference between its weights and the shared ones, while it computes.",
