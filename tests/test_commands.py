@@ -62,7 +62,7 @@ MAY_CHANGE = re.compile(
     r"|Basics-Tutorial/.*\.ipynb$|benchmarks/data/"
 )
 # Blocks that run in every test run, the others with THOROUGH=1: (page, number).
-RUN = {("HogWild/README.md", 1), ("Non-Distributed-Setup/README.md", 1)}
+RUN = {("docs/folder.md", 0), ("Non-Distributed-Setup/README.md", 1)}
 
 # Blocks that show the newest run of another: its first line is run before them.
 SHOWS = {("Fault-Tolerance/README.md", 1): 0}
