@@ -27,6 +27,7 @@ import registry
 import render
 import rules
 import timeline_picture
+from browser import if_browser, lead
 from test_pages import anchors
 from tree import REPO, run
 
@@ -459,14 +460,7 @@ def test_the_page_is_linked_and_its_own_links_lead_somewhere() -> None:
 # --- The page in a browser ------------------------------------------------------------
 
 
-try:
-    render.check()
-    MISSING = ""
-except render.Missing as missing:
-    MISSING = str(missing)
-
-
-@pytest.mark.skipif(bool(MISSING) and not launch.THOROUGH, reason=MISSING)
+@if_browser
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
@@ -474,25 +468,12 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 
     PLAY_PICTURES names a folder for pictures of the page, light and dark.
     """
-    render.check()
-    modules = render.packages()
     plan = {
         "url": (PLAY / "index.html").as_uri(),
-        "browser": render.browser(),
-        "root": os.geteuid() == 0,
         "pictures": os.environ.get("PLAY_PICTURES"),  # made if it is not there
-        "axe": str(modules / "axe-core" / "axe.min.js"),
+        "axe": str(render.packages() / "axe-core" / "axe.min.js"),
     }
-    done = subprocess.run(
-        [NODE, str(REPO / "tests" / "play_page.js")],
-        input=json.dumps(plan),
-        env={**os.environ, "NODE_PATH": str(modules)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = lead("play_page.js", plan)
     assert found["faults"] == []
     assert found["shown"] >= 13 + 6 + 8
     # Other tests may have the cores, so what counts is the time of a frame's own work.
