@@ -67,13 +67,13 @@ def processes(word):
 def status_of_git():
     """Returns what git says of the repository, ignored files included.
 
-    But for the data of the benchmarks, which another process may make meanwhile.
+    What another process may make meanwhile is left out.
     """
     command = ["git", "-C", str(REPO), "status", "--porcelain", "--ignored"]
     text = subprocess.run(command, capture_output=True, text=True).stdout
-    caches = ("__pycache__/", ".venv/", "_cache/", "logdir/", ".venv.lock")
-    caches += ("benchmarks/data/",)
-    return {line for line in text.splitlines() if not line.endswith(caches)}
+    others = ("__pycache__/", ".venv/", "_cache/", "logdir/", "benchmarks/data/")
+    others += (".venv.lock",)
+    return {line for line in text.splitlines() if not line.endswith(others)}
 
 
 def wrong(path, example, flags):
@@ -174,7 +174,11 @@ def table(cells, engines, examples):
         seconds = [one["seconds"] for one in known]
         least, middle, most = min(seconds), statistics.median(seconds), max(seconds)
         left = [name for name, one in mine.items() if one is None]
-        left += [f"**{n}: {one['wrong']}**" for n, one in mine.items() if wrong_in(one)]
+        left += [
+            f"**{name}: {one['wrong']}**"
+            for name, one in mine.items()
+            if one and one["wrong"]
+        ]
         rows.append(
             [
                 f"[{engine}]({engine}/)",
@@ -187,11 +191,6 @@ def table(cells, engines, examples):
         )
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def wrong_in(cell):
-    """Says whether a cell was run and something was wrong."""
-    return bool(cell and cell["wrong"])
 
 
 def kept():
@@ -214,7 +213,7 @@ def keep(engine, cells):
 
 
 def write_table(cells):
-    """Writes the table into README.md; an engine that was not run has no column."""
+    """Writes the table into README.md; an engine that was not run has no row."""
     names = [engine.name for engine in registry.ENGINES]
     engines = [name for name in names if any(k.startswith(f"{name} ") for k in cells)]
     page = ENGINES / "README.md"

@@ -77,7 +77,7 @@ def flags_of(work, steps, data):
     return [*flags, "--learning_rate", work.learning_rate]
 
 
-def example(folder, *program, **variables):
+def example(folder, *program):
     """Returns the start of an example: `bash run.sh` of its folder."""
 
     def start(work, workers, steps, place):
@@ -88,8 +88,8 @@ def example(folder, *program, **variables):
         flags = [*flags_of(work, steps, place.data), "--save_seconds", 3600]
         command = ["bash", source / "run.sh", *program, *flags]
         logdir = dict(LOGDIR=place.folder / "logdir", NUM_WORKERS=workers)
-        horovod = {"HOROVOD_VENV": place.args.horovod} if folder == "Horovod" else {}
-        return command, runs.environment(**logdir, **horovod, **variables)
+        horovod = {"HOROVOD_VENV": place.args.horovod} if folder == HOROVOD else {}
+        return command, runs.environment(**logdir, **horovod)
 
     return start
 
@@ -102,7 +102,7 @@ def coordinator(work, workers, steps, place):
     return [runs.PYTHON, runs.HERE / "coordinator.py", *flags], runs.environment()
 
 
-def pytorch(program, *flags):
+def pytorch(program):
     """Returns the start of a program of choices/.
 
     A process has one thread for an operation: on two cores two threads were slower.
@@ -114,7 +114,7 @@ def pytorch(program, *flags):
             command += ["-m", "torch.distributed.run", "--standalone"]
             command += ["--nproc-per-node", workers]
         command += [PROGRAMS / program, *flags_of(work, steps, place.data)]
-        command += ["--hidden", work.hidden, "--workers", workers, *flags]
+        command += ["--hidden", work.hidden, "--workers", workers]
         # All on this machine, as with the schemes. Ray would make its actors nice, and
         # report to its makers.
         own = dict(GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo", OMP_NUM_THREADS=1)
@@ -130,7 +130,9 @@ def pytorch(program, *flags):
     return start
 
 
-HOGWILD, RING = "HogWild", "Ring-All-Reduce"
+HOGWILD, RING, SYNC = "HogWild", "Ring-All-Reduce", "Synchronous-SGD"
+STRATEGIES, HOROVOD = "TensorFlow-2", "Horovod"
+FOLDERS = HOGWILD, RING, SYNC, STRATEGIES, HOROVOD
 CHOICES = {
     "hogwild": Choice(HOGWILD, False, (2, 4), (1100, 8), example(HOGWILD)),
     "coordinator": Choice("ClusterCoordinator", False, (2,), (450, 8), coordinator),
@@ -139,18 +141,16 @@ CHOICES = {
     ),
     "ray": Choice("Ray", False, (2, 4), (450, 15), pytorch("ray_ps.py")),
     "ring": Choice(RING, True, (2, 4), (500, 4), example(RING)),
-    "synchronous": Choice(
-        "Synchronous-SGD", True, (2,), (500, 4), example("Synchronous-SGD")
-    ),
+    "synchronous": Choice(SYNC, True, (2,), (500, 4), example(SYNC)),
     "ddp": Choice("PyTorch DDP, gloo", True, (2, 4), (600, 12), pytorch("ddp.py")),
     "mirrored": Choice(
         "MultiWorkerMirroredStrategy",
         True,
         (2,),
         (500, 10),
-        example("TensorFlow-2", "multi_worker_mirrored.py"),
+        example(STRATEGIES, "multi_worker_mirrored.py"),
     ),
-    "horovod": Choice("Horovod", True, (2,), (220, 10), example("Horovod")),
+    "horovod": Choice(HOROVOD, True, (2,), (220, 10), example(HOROVOD)),
 }
 OURS = {False: "hogwild", True: "ring"}  # what a table compares with
 IN_PYTORCH = {"rpc", "ray", "ddp"}
@@ -193,7 +193,7 @@ def make_horovod(folder):
     """
     env = runs.environment(HOROVOD_VENV=folder)
     script = 'source "$1"; is_made || make_environment'
-    command = ["bash", "-euc", script, "-", runs.REPO / "Horovod" / "environment.sh"]
+    command = ["bash", "-euc", script, "-", runs.REPO / HOROVOD / "environment.sh"]
     with runs.process(command, env=env, stdout=sys.stderr) as child:
         child.wait()
     if child.returncode:
@@ -377,14 +377,14 @@ def row(rounds, name, workers, ours):
     return cells
 
 
-def versions_of(args):
+def versions_of():
     """Returns a sentence's part with the versions and the machine."""
     found = f"Python {platform.python_version()}"
     for pip, path in (
         ("tensorflow", runs.REPO / "requirements.txt"),
         ("torch", REQUIREMENTS),
         ("ray", REQUIREMENTS),
-        ("horovod", runs.REPO / "Horovod" / "requirements.txt"),
+        ("horovod", runs.REPO / HOROVOD / "requirements.txt"),
     ):
         number = re.search(rf"^{pip}==([\d.]+)", path.read_text(), re.M)[1]
         found += f", {pip} {number}"
@@ -405,7 +405,7 @@ def main():
         contextlib.ExitStack() as stack,
         nothing_left(),
     ):
-        runs.STARTS.forks = False  # what is forked would outlive `nothing_left`
+        runs.STARTS.forks = False  # `nothing_left` would end what forks them
         args.number, args.learned, args.scale = 0, LEARNED, 1.0
         args.window = WARM_UP, LEAST
         if args.quick:
@@ -420,10 +420,10 @@ def main():
         if "horovod" in args.only:
             there = os.environ.get("HOROVOD_VENV", args.environments / "horovod")
             args.horovod = make_horovod(pathlib.Path(there))
-        folders = HOGWILD, RING, "benchmarks/choices"
+        folders = *FOLDERS, "benchmarks/choices"
         code = {folder: runs.fingerprint(folder) for folder in folders}
         rounds, progress = runs.in_rounds(jobs_of(args), args, "choices", code)
-        text = markdown(rounds, versions_of(args))
+        text = markdown(rounds, versions_of())
         runs.publish(args, "choices", text)
         progress.end()
 

@@ -462,7 +462,7 @@ def main():
     with runs.finished(parser.parse_args()) as args:
         star.check()
         hard_data.file()
-        args.rounds, args.seeds = 1, args.seeds or (1 if args.quick else SEEDS)
+        args.seeds = args.seeds or (1 if args.quick else SEEDS)
         args.limit = 5 if args.quick else LIMIT
         settings = code(args.limit)
         rounds, progress = runs.in_rounds(jobs_of(args), args, "clusters", settings)

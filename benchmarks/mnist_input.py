@@ -126,8 +126,9 @@ def main() -> None:
     parser.add_argument("--folder", help="of the records (none: they are thrown away)")
     with runs.finished(parser.parse_args()) as args, contextlib.ExitStack() as stack:
         importlib.import_module("records").quiet()
-        temporary = tempfile.TemporaryDirectory(prefix="benchmark-")
-        folder = args.folder or stack.enter_context(temporary)
+        folder = args.folder or stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="benchmark-")
+        )
         gigabytes, seconds, steps = (0.01, 0.5, 5) if args.quick else (1.0, 10.0, 200)
         index = generated(gigabytes, folder)
         text = measured(index, seconds, steps)

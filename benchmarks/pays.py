@@ -476,7 +476,7 @@ def main():
         "--seeds", type=runs.positive_int, help=f"of all runs ({SEEDS})"
     )
     with runs.finished(parser.parse_args()) as args:
-        args.rounds, args.seeds = 1, args.seeds or (1 if args.quick else SEEDS)
+        args.seeds = args.seeds or (1 if args.quick else SEEDS)
         code = emulated.code({ALONE, ASYNC, SYNC})
         rounds, progress = runs.in_rounds(jobs_of(args), args, NAME, code)
         found = rounds[0] if rounds else {}

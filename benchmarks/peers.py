@@ -27,14 +27,13 @@ import importlib
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 
 import claims
 import figures
-import numpy as np
+import large
 import runs
 from claims import Run
 
@@ -115,28 +114,21 @@ BY_LABEL = (
 
 
 @contextlib.contextmanager
-def large_model(root):
-    """Gives a copy of the examples whose model has ELEMENTS parameters, and its flags.
+def model_of(part):
+    """Gives what `runs.variant` adds to an example for a part's model, and its flags.
 
-    The data is a few rows, so that nearly nothing is computed.
+    Part large has ELEMENTS parameters and a few rows of data, so that nearly nothing is
+    computed.
     """
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as parent:
-        where = pathlib.Path(parent)
-        alone = "Non-Distributed-Setup"
-        for folder in (RING, STRATEGIES, HOROVOD, SYNC, IN_GRAPH, alone):
-            ignore = shutil.ignore_patterns("logdir", "__py*", ".venv*")
-            shutil.copytree(root / folder, where / folder, ignore=ignore)
-            problem = where / folder / "problem.py"
-            text = problem.read_text()
-            if text.count("HIDDEN = 64 ") != 1:
-                raise runs.Unfinished(f"{folder}/problem.py: no line HIDDEN = 64")
-            problem.write_text(text.replace("HIDDEN = 64 ", f"HIDDEN = {HIDDEN} "))
-        y = np.arange(40) % 10
-        x = np.random.default_rng(0).random((40, 64), np.float32)
-        sets = dict(x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
-        np.savez(where / "rows.npz", **sets)
-        flags = ["--data", where / "rows.npz", "--learning_rate", 1e-6]
-        yield where, [*flags, "--save_seconds", 3600]
+    if part == "rate":
+        yield None, []
+        return
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        where = pathlib.Path(folder)
+        units = where / "units.py"
+        units.write_text(f"HIDDEN = {HIDDEN}\n")
+        flags = ["--data", large.rows_of(where), "--learning_rate", 1e-6]
+        yield {"problem.py": units}, [*flags, "--save_seconds", 3600]
 
 
 def mirrored(folder, flags, timeout):
@@ -167,24 +159,21 @@ def rate_jobs(args):
 
     def example(part, folder, batch, ps=None, workers=None, **variables):
         def make():
-            more = ["--batch_size", batch, "--steps", steps_of(part, args.scale)]
+            flags = ["--batch_size", batch, "--steps", steps_of(part, args.scale)]
             options = dict(ps=ps, workers=workers, timeout=args.timeout)
             options["variables"] = variables
-            if part == "rate":
-                return kept(runs.run_example(folder, more, **options))
-            with large_model(runs.REPO) as (root, common):
-                flags = [*common, *more]
-                return kept(runs.run_example(folder, flags, root=root, **options))
+            with model_of(part) as (more, common):
+                flags = [*common, *flags]
+                return kept(runs.run_example(folder, flags, more=more, **options))
 
         return make
 
     def strategy(part, batch):
         def make():
             flags = ["--batch_size", batch, "--steps", steps_of(part, args.scale)]
-            if part == "rate":
-                return mirrored(runs.REPO / STRATEGIES, flags, args.timeout)
-            with large_model(runs.REPO) as (root, common):
-                return mirrored(root / STRATEGIES, [*common, *flags], args.timeout)
+            with model_of(part) as (more, common):
+                with runs.variant(runs.REPO / STRATEGIES, None, more) as folder:
+                    return mirrored(folder, [*common, *flags], args.timeout)
 
         return make
 

@@ -504,15 +504,18 @@ def one_of_each(items, kind):
 def measuring_parser(doc, parts=None, rounds=3):
     """Returns a parser with the flags of a script that measures.
 
-    `parts` are the names for --only, `rounds` the usual number of rounds; None: the
-    script has no such flag.
+    `parts` are the names for --only, `rounds` the usual number of rounds. None: the
+    script has no such flag, and makes one round.
     """
     parser = Parser(doc)
     add = parser.add_argument
     if parts:
         add("--only", type=parts_of(parts), default=parts, help=",".join(parts))
     if rounds:
-        add("--rounds", type=positive_int, help=f"of all measurements ({rounds})")
+        text = f"of all measurements ({rounds}; --quick: 1)"
+        add("--rounds", type=positive_int, default=rounds, help=text)
+    else:
+        parser.set_defaults(rounds=1)
     add("--out", type=output_folder, help="folder (results/; --quick: none)")
     add("--timeout", type=positive_int, default=TIMEOUT, help="seconds of a run")
     add("--again", action="store_true", help="forget the rounds that are in --out")
@@ -521,7 +524,6 @@ def measuring_parser(doc, parts=None, rounds=3):
         action="store_true",
         help="a short run of each part: a test of the script",
     )
-    parser.set_defaults(rounds=None, usual_rounds=rounds)
     return parser
 
 
@@ -532,8 +534,8 @@ def finished(args):
     With --quick and without --out the results go into a folder that is thrown away.
     """
     STARTS.forks = args.quick
-    if args.rounds is None:
-        args.rounds = 1 if args.quick else args.usual_rounds
+    if args.quick:
+        args.rounds = 1
     with contextlib.ExitStack() as stack:
         if args.out is None:
             args.out = RESULTS

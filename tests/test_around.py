@@ -518,7 +518,7 @@ CSV = "userId,movieId,rating,timestamp\n" + "".join(
 
 
 def write(path: Path, content) -> str:
-    """Writes a rating file; returns its path as a text."""
+    """Writes a file of data; returns its path as a text."""
     if isinstance(content, dict):
         np.savez(path, **{key: np.array(value) for key, value in content.items()})
     else:

@@ -6,7 +6,6 @@ import importlib
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import harness
 import launch
@@ -16,7 +15,7 @@ import rules
 import test_inputs
 from harness import rounds, servers, stats, tf
 from launch import copy_of, result, run_sh, saved_step, wait_until
-from test_around import args_of, began, graph_of, script_of
+from test_around import args_of, began, graph_of, script_of, write
 
 FOLDER = "Dynamic-Embedding"
 dynamic = importlib.import_module("cluster.dynamic")
@@ -556,15 +555,6 @@ CRITEO = "".join(
     for n in range(40)
 )
 NPZ = {"ids": [[1, 2], [3, 4]] * 10, "clicks": [0, 1] * 10}
-
-
-def write(path: Path, content) -> str:
-    """Writes a log; returns its path as a text."""
-    if isinstance(content, dict):
-        np.savez(path, **{key: np.array(value) for key, value in content.items()})
-    else:
-        path.write_text(content)
-    return str(path)
 
 
 @pytest.mark.parametrize(

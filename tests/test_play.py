@@ -26,6 +26,8 @@ import pytest
 import registry
 import render
 import rules
+import timeline_picture
+from browser import if_browser, lead
 from test_pages import anchors
 from tree import REPO, run
 
@@ -375,7 +377,7 @@ def test_every_question_has_the_answer_that_its_words_explain() -> None:
 def test_an_address_holds_the_state_and_a_wrong_one_does_no_harm() -> None:
     wrong = (
         "#%E0%A4%A #a=None&workers=x #workers=99&slow=9,,z #seconds=7&b.rate=-1 #&&= "
-        "#toString #a=toString"
+        "#toString #a=toString #workers=2.4&slow=1.3&a=AGN&a.window=2.5"
     )
     given = dict(wrong=wrong.split(" "))
     script = """
@@ -393,9 +395,10 @@ def test_an_address_holds_the_state_and_a_wrong_one_does_no_harm() -> None:
     assert len({before for before, _ in found["same"]}) > 13
     assert all(name == shown for name, shown in found["schemes"])
     for state in found["wrong"]:
-        assert 1 <= state["workers"] <= 32 and state["seconds"] in (5, 20, 60, 120)
+        assert state["workers"] in range(1, 33) and state["seconds"] in (5, 20, 60, 120)
         assert len(state["slow"]) == state["workers"]
-        assert all(1 <= times <= 8 for times in state["slow"])
+        assert all(2 * times in range(2, 17) for times in state["slow"])
+        assert state.get("a.window", 1) in range(1, 129)
         assert state["b.rate"] > 0
 
 
@@ -415,6 +418,20 @@ def test_the_commands_have_flags_that_exist() -> None:
         assert given and given <= {*re.findall(r"--\w+", known.stdout)}, command
         text = (REPO / "docs" / "flags.md").read_text()
         assert all(f"`{one.partition('=')[0]}`" in text for one in settings), command
+
+
+@pytest.mark.quick
+def test_colours_and_words_are_those_of_the_pictures() -> None:
+    page = (PLAY / "index.html").read_text()
+    colours = dict(re.findall(r"--([\w-]+): (#\w+)", page.partition("@media")[0]))
+    legend = re.findall(r'data-kind="([\w-]+)"><span.*?></span>(.*?)</li>', page)
+    pictures = {"call": timeline_picture.KINDS["between"], **timeline_picture.KINDS}
+    assert len(legend) > 10
+    for kind, words in legend:
+        if kind != "killed":
+            fill, told = pictures[kind]
+            assert fill.startswith("url(") or colours[kind] == fill
+            assert words.startswith(told)
 
 
 @if_node
@@ -443,14 +460,7 @@ def test_the_page_is_linked_and_its_own_links_lead_somewhere() -> None:
 # --- The page in a browser ------------------------------------------------------------
 
 
-try:
-    render.check()
-    MISSING = ""
-except render.Missing as missing:
-    MISSING = str(missing)
-
-
-@pytest.mark.skipif(bool(MISSING) and not launch.THOROUGH, reason=MISSING)
+@if_browser
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
@@ -458,25 +468,12 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 
     PLAY_PICTURES names a folder for pictures of the page, light and dark.
     """
-    render.check()
-    modules = render.packages()
     plan = {
         "url": (PLAY / "index.html").as_uri(),
-        "browser": render.browser(),
-        "root": os.geteuid() == 0,
         "pictures": os.environ.get("PLAY_PICTURES"),  # made if it is not there
-        "axe": str(modules / "axe-core" / "axe.min.js"),
+        "axe": str(render.packages() / "axe-core" / "axe.min.js"),
     }
-    done = subprocess.run(
-        [NODE, str(REPO / "tests" / "play_page.js")],
-        input=json.dumps(plan),
-        env={**os.environ, "NODE_PATH": str(modules)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = lead("play_page.js", plan)
     assert found["faults"] == []
     assert found["shown"] >= 13 + 6 + 8
     # Other tests may have the cores, so what counts is the time of a frame's own work.

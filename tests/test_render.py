@@ -9,16 +9,9 @@ import launch
 import matplotlib.image
 import pytest
 import render
+from browser import if_browser
 from tree import REPO, run
 
-try:
-    render.check()
-    MISSING = ""
-except render.Missing as missing:
-    MISSING = str(missing)
-
-# THOROUGH=1 does not do without it.
-if_there = pytest.mark.skipif(bool(MISSING) and not launch.THOROUGH, reason=MISSING)
 SVG = (
     '<?xml version="1.0"?>\n'
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} 40">'
@@ -106,7 +99,7 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     assert "there is no page NONE.md" in done.stderr
 
 
-@if_there
+@if_browser
 @pytest.mark.timeout(300)
 def test_what_does_not_fit_is_found(tmp_path: Path) -> None:
     (tmp_path / "good.md").write_text(GOOD)

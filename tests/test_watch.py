@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import socket
@@ -20,22 +19,16 @@ from pathlib import Path
 import launch
 import psutil
 import pytest
-import render
 import test_timeline
 import watch
 import watch_numbers
+from browser import if_browser, lead
 from timeline_bars import WrongError
 from tree import REPO, run
 
 TOOL = REPO / "tools" / "watch.py"
 RECORDINGS = sorted((REPO / "docs").glob("watch-*.jsonl"))
 BEGIN = 1000.0  # when the runs here begin, seconds since 1970
-try:
-    render.check()
-    MISSING = ""
-except render.Missing as missing:
-    MISSING = str(missing)
-if_browser = pytest.mark.skipif(bool(MISSING) and not launch.THOROUGH, reason=MISSING)
 
 # --- What it says of a run -----------------------------------------------------------
 
@@ -551,17 +544,7 @@ def watching(*words: str, **env: str) -> Iterator[tuple[subprocess.Popen, str, l
 
 def browse(*steps: dict) -> dict:
     """Leads a browser; returns what it found; asserts that its console has no error."""
-    plan = {"browser": render.browser(), "root": os.geteuid() == 0, "steps": steps}
-    done = subprocess.run(
-        ["node", str(REPO / "tests" / "watch_page.js")],
-        input=json.dumps(plan),
-        env={**os.environ, "NODE_PATH": str(render.packages())},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = lead("watch_page.js", {"steps": steps})
     assert said["errors"] == []
     return said["found"]
 

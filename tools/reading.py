@@ -110,16 +110,18 @@ def pages(root: Path, known: dict[str, str]) -> dict[str, str]:
     `known` are the texts of pages that have been renewed already; what is "" there
     stays so, and what is not there is read.
     """
+    # The last notebook is followed by an example.
+    first = next(stop for stop in examples() if stop.name != NOTEBOOKS)
     found = {}
-    for stops, write in ((examples(), on_page), (notebooks(root), in_notebook)):
-        after = [*stops[1:], None]
-        if write is in_notebook:  # the last notebook is followed by an example
-            after[-1:] = [s for s in examples() if s.name != NOTEBOOKS][:1] * bool(
-                stops
-            )
-        for stop, before, following in zip(stops, [None, *stops], after, strict=False):
+    for stops, write, last in (
+        (examples(), on_page, None),
+        (notebooks(root), in_notebook, first),
+    ):
+        for stop, before, after in zip(
+            stops, [None, *stops], [*stops[1:], last], strict=False
+        ):
             text = known.get(stop.file, read(root / stop.file))
-            found[stop.file] = text and write(text, stop.file, before, following)
+            found[stop.file] = text and write(text, stop.file, before, after)
     return found
 
 

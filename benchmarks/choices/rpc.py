@@ -72,7 +72,7 @@ def train(server, args, worker):
 def run(rank, args, port):
     """Runs a process: rank 0 is the ps, which starts the workers' loops."""
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(port)
-    name = f"worker {rank}".replace(" ", "") if rank else "ps"
+    name = f"worker{rank}" if rank else "ps"
     rpc.init_rpc(name, rank=rank, world_size=args.workers + 1)
     if rank == 0:
         server = rpc.RRef(Server(args))

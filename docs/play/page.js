@@ -276,8 +276,8 @@
     };
     canvas.onpointermove = (e) => {
       if (!held) return;
-      const times = Math.round(2 * (held.times + (e.clientX - held.x) / 30)) / 2;
-      if (play.clamp(SLOW, times) !== now.slow[held.worker]) set(`slow.${held.worker}`, times);
+      const times = play.clamp(SLOW, held.times + (e.clientX - held.x) / 30);
+      if (times !== now.slow[held.worker]) set(`slow.${held.worker}`, times);
     };
     canvas.onpointerup = canvas.onpointercancel = () => { held = null; };
   }

@@ -18,7 +18,10 @@ const play = (() => {
     const known = Number(value);
     if (value === "" || !Number.isFinite(known)) return field.value;
     if (field.choices) return known in field.choices ? known : field.value;
-    return Math.min(field.max, Math.max(field.min, known));
+    const { min, max, step } = field;
+    // As an input does: half a worker is none.
+    const near = step > 0 ? min + step * Math.round((known - min) / step) : known;
+    return Math.min(max, Math.max(min, near));
   }
 
   /** Returns {workers, …, slow: […], a: scheme, "a.rate", …, b, …} of some of these. */

@@ -9,11 +9,11 @@ const timeline_picture = (() => {
   /** Returns what is filled with what, as the page is light or dark now. */
   function theme() {
     const style = getComputedStyle(document.body), found = {};
-    for (const name of ["ink", "faint", "lane", "hatch", ...KINDS]) {
+    for (const name of ["ink", "faint", "lane", "hatch", "late", ...KINDS]) {
       found[name] = style.getPropertyValue(`--${name}`);
     }
     found.wait = hatch(found.lane, found.hatch, 1.3);
-    found.late = hatch(PAPER, "#7db9dd", 2.4);
+    found.late = hatch(PAPER, found.late, 2.4);
     return found;
   }
 

@@ -12,8 +12,8 @@ const words = {
   },
 
   // What a scheme does, its settings, and what a link to it shows: beside what, and where.
-  // A new one also has a name in cost.py, with a process here and there if its timing is
-  // new, and a rule in rules.js.
+  // A new one also has a name in cost.py, and a rule in rules.js. If its timing is new, it
+  // has a process in cost.py and in cost.js.
   schemes: {
     HogWild: {
       own: { rate: 0.1 }, on: "b=Synchronous-SGD&slow=1,1,1,4",
@@ -99,9 +99,9 @@ const words = {
   slow: { label: "times as slow", value: 1, min: 1, max: 8, step: 0.5 },
   side: {
     rate: { label: "Learning rate", type: "number", step: "any", min: 0.001, max: 2 },
-    window: { label: "Window T", type: "number", step: "any", min: 1, max: 128 },
-    bound: { label: "Bound s", type: "number", step: "any", min: 0, max: 32 },
-    backup: { label: "Backup workers", type: "number", step: "any", min: 0, max: 31 },
+    window: { label: "Window T", type: "number", step: 1, min: 1, max: 128 },
+    bound: { label: "Bound s", type: "number", step: 1, min: 0, max: 32 },
+    backup: { label: "Backup workers", type: "number", step: 1, min: 0, max: 31 },
     keep: { label: "Pushed", choices: { 0.001: "0.1 %", 0.01: "1 %", 0.1: "10 %" } },
   },
 
