@@ -95,6 +95,8 @@ def graph(args, center, stats, shared, batch, loss, last):
         if args.adaptive_window:
             # T_k := max(1, ⌊T v_k / max v⌋), v := steps a second   (ps 0 → worker)
             window = speeds.window(args.window, after=last.update[:1])
+        with tf.device(stats.device):
+            examples = window * args.batch_size
 
     # m, v, t   (of this worker, from its last window)
     with tf.name_scope("read"), tf.control_dependencies(last.local):
@@ -111,10 +113,11 @@ def graph(args, center, stats, shared, batch, loss, last):
 
     with tf.name_scope("gradient"):
         # Not before w is here: the loop would draw its mini-batches too early.
-        with tf.control_dependencies([pulled]):
+        steps = tf.cast(window, tf.int32)
+        with tf.control_dependencies([pulled, steps]):
             began = tf.timestamp()
         with tf.control_dependencies([began]):
-            zero, steps = tf.constant(0), tf.cast(window, tf.int32)
+            zero = tf.constant(0)
         begin = zero, pulled, *slots, 0.0
         _, x, *slots, value = tf.while_loop(
             lambda i, *_: i < steps, inner_step, begin, parallel_iterations=1
@@ -126,7 +129,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     # staleness := that number − seen: updates applied between pull and push
     with tf.name_scope("push"):
         pushed = rounds.push(pulled - x, center)
-        counted = stats.count(pushed, window * args.batch_size, pulled, seen)
+        counted = stats.count(pushed, examples, pulled, seen)
 
     # D ← D + d,  t ← t + 1;   t mod N = 0:  m ← β m + D / N,  D ← 0   (ps)
     # w ← w − ε (s β m + d / N);   t mod N = 0:  s := 1 − c N + c,  else s := c

@@ -35,7 +35,8 @@ def dealt(labels, workers, concentration, seed):
     Source: Hsu, Qi, Brown, 2019, arXiv 1909.06335.
     """
     rng = np.random.default_rng(seed)
-    rows = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in set(labels)]
+    classes = np.unique(labels)
+    rows = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in classes]
     shares = rng.dirichlet([concentration] * len(rows), size=workers)
     left, order = np.array([len(some) for some in rows]), []
     for number in range(len(labels)):

@@ -5,6 +5,8 @@ Through the scripts' own functions, on servers in this process (`harness`).
 
 from __future__ import annotations
 
+import threading
+import time
 import types
 
 import harness
@@ -216,6 +218,40 @@ def test_no_push_is_lost_between_two_workers(num_ps: int) -> None:
     for worker, mine in enumerate(made):
         told = [push.staleness for push in mine if push.became == rounds.APPLIED]
         assert table["staleness"][worker] == sum(told) and min(told) >= 0
+
+
+def test_a_push_that_is_not_all_here_keeps_nobody_waiting(monkeypatch) -> None:
+    """A's piece for ps 1 is late: B's is applied there meanwhile."""
+    send, goes_on = rounds.send, threading.Event()
+
+    def wait(piece):
+        assert goes_on.wait(5)
+        return piece
+
+    def late(tensors, variables):
+        if "worker/task:0" in tensors[1].device:
+            with tf.device(tensors[1].device):
+                waited = tf.py_func(wait, [tensors[1]], tf.float32)
+            tensors = [tensors[0], tf.ensure_shape(waited, tensors[1].shape)]
+        return send(tensors, variables)
+
+    monkeypatch.setattr(rounds, "send", late)
+    with Run(FOLDER, start=[0.0] * 2, num_ps=2) as run:
+        a, b = run.workers
+        a.pull()
+        b.pull()
+        thread = threading.Thread(target=a.push)
+        thread.start()
+        while not b.step():
+            time.sleep(0.01)
+        time.sleep(0.2)  # until ps 1 knows that A's push is to be applied
+        first = b.push()
+        goes_on.set()
+        thread.join()
+        both = b.now()
+    mine = 1.15 / 2**0.5
+    np.testing.assert_allclose(first.center, [0.39 + mine, mine], rtol=1e-6)
+    np.testing.assert_allclose(both, [0.39 + mine] * 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("workers", "k_of_n"), [(4, 1), (4, 2), (4, 4), (3, 2)])

@@ -384,12 +384,13 @@ def test_a_wrong_flag_of_diloco(flags: list, sentence: str, capsys) -> None:
 
 
 @pytest.mark.quick
-def test_two_steps_of_adamw() -> None:
+@pytest.mark.parametrize("folder", [DILOCO, "Async-DiLoCo"])
+def test_two_steps_of_adamw(folder: str) -> None:
     """By hand, with the gradients 1 and 2, η = 0.1 and a weight decay of 0.5.
 
     m₂ = 0.29, v₂ = 0.2475, and the second move is 0.29 / 0.19 / √(0.2475 / 0.0975).
     """
-    adamw, args = load(DILOCO).adamw, launch.defaults_of(DILOCO)
+    adamw, args = load(folder).adamw, launch.defaults_of(folder)
     args.learning_rate, args.weight_decay = 0.1, 0.5
     with tf.Graph().as_default(), tf.Session() as session:
         first = adamw(args, tf.constant(0.0), 0.0, 0.0, 0.0, tf.constant(1.0))

@@ -43,13 +43,14 @@ def update(variables, pushed, applied, rule, *told):
     """Does what rounds.update does, on each ps for one push after the other.
 
     `rule(variable, piece, *told)` returns a list of operations. What is `told` are
-    scalars on ps 0, which are here before the lock is taken.
+    scalars on ps 0. All of it is here before the lock is taken.
     """
 
     def alone(variable, piece):
         here = [tf.identity(one) for one in told]
         mutex = tf.raw_ops.MutexV2(container="", shared_name="update")
-        with tf.control_dependencies(here):
+        # On another ps than ps 0 `applied` may be here before the piece.
+        with tf.control_dependencies([piece, *here]):
             lock = tf.raw_ops.MutexLock(mutex=mutex)
         with tf.control_dependencies([lock]):
             done = rule(variable, piece, *here)
