@@ -440,7 +440,7 @@ def test_a_thousand_requests_and_browsers_that_go_away(served: watch.Server) -> 
             ["--run", "Hogwild"],
             r"Hogwild cannot be watched, only Distributed-Setup, .*",
         ),
-        (["--run", "Non-Distributed-Setup"], r"Non-Distributed-Setup has no tasks .*"),
+        (["--run", "Horovod"], r"Horovod cannot be watched, only .*"),
         (["--run", "Engines/MPI"], r"Engines/MPI cannot be watched, only .*"),
         (
             ["--run", "AGN", "--record", "no/x"],
