@@ -22,6 +22,7 @@ import pytest
 import test_timeline
 import watch
 import watch_numbers
+import watch_recorder
 from browser import if_browser, lead
 from timeline_bars import WrongError
 from tree import REPO, run
@@ -106,6 +107,44 @@ def test_counters_are_those_of_the_calls() -> None:
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_diverges_is_left_out(loss: float) -> None:
+    """A browser reads no JSON with NaN in it."""
+    known = hogwild()
+    call = {**told(test_timeline.async_call(0, 2e6, 4e4, [77, 0, 1])), "losses": [loss]}
+    curve = {"step": 77, "curve": {"test_loss": loss, "test_accuracy": 0.1}, "t": 2.1}
+    events = known.told("worker 0", call, BEGIN) + known.told("worker 0", curve, BEGIN)
+    events.append(known.numbers(2.2))
+    json.dumps(events, allow_nan=False)
+    assert events[-1]["loss"] is None and events[-2]["v"] == {"test_accuracy": 0.1}
+
+
+@pytest.mark.quick
+def test_calls_of_which_nothing_is_known_take_no_share() -> None:
+    """A call that TensorFlow prepared, and those before the first that was traced."""
+    recording = test_timeline.ring()
+    known = watch_numbers.Known("peers", ["worker 0", "worker 1"])
+    for n in range(4):
+        for worker in recording:
+            name, call = f"worker {worker['worker']}", told(worker["calls"][n])
+            if n == 0:  # of a second and more, and not traced
+                call = {**call, "b": call["b"] - 1, "first": True}
+                call = {k: v for k, v in call.items() if k != "operations"}
+            known.told(name, call, BEGIN)
+        if n == 0:
+            assert said(known, 0.1).endswith("; who waits is not known yet.")
+    text = r"worker 1's gradients take \d\d ms, the other's \d\d ms: the other waits "
+    assert re.match(text, said(known, 0.5)), said(known, 0.5)
+    fast, slow = known.numbers(0.5)["tasks"].values()
+    assert fast["wait"] > 0.3 and slow["compute"] > 0.7
+    known.shapes.pop("worker 1")
+    known.tasks["worker 1"].calls[-1] = (
+        known.tasks["worker 1"].calls[-1]._replace(lanes={})
+    )
+    assert said(known, 0.5).endswith("; who waits is not known yet.")
+
+
+@pytest.mark.quick
 def test_a_straggler_is_waited_for() -> None:
     known = ring()
     text = "worker 1's gradients take 80 ms, the other's 40 ms: "
@@ -159,6 +198,8 @@ def test_messages_that_take_longer_than_gradients() -> None:
 def test_who_is_frozen_and_who_waits_for_it() -> None:
     known = hogwild()
     known.state("worker 1", "frozen", -1.0)
+    assert said(known, 1.6) == "worker 1 is frozen."  # rounds of before may be in it
+    known.tasks["worker 1"].since = -2.0
     text = "worker 1 is frozen, and nobody waits for it: the others make "
     assert said(known, 1.6).startswith(text)
     known.told("worker 0", {"open": BEGIN + 1.6}, BEGIN)
@@ -176,7 +217,7 @@ def test_who_is_gone_and_starts_again() -> None:
     known = hogwild()
     known.state("worker 1", "gone", 1.5)
     assert said(known, 1.6) == "worker 1 is gone."
-    known.tasks["worker 1"].since = -1.0
+    known.tasks["worker 1"].since = -2.0
     assert said(known, 1.6).startswith("worker 1 is gone, and nobody waits for it")
     known.told("worker 1", {"task": "worker 1", "pid": 2, "t": 1.7}, BEGIN)
     assert said(known, 1.8).startswith("worker 1 starts again")
@@ -216,6 +257,26 @@ def test_a_trace_with_something_missing_is_counted_and_not_drawn() -> None:
     events = known.told("worker 0", call, BEGIN)
     assert [e["k"] for e in events] == ["task", "rounds"]
     assert known.numbers(1.0)["traces"] == [1, 1]
+
+
+@pytest.mark.quick
+def test_a_trace_that_costs_more_is_made_more_seldom(tmp_path: Path) -> None:
+    """However much the cost changes, there is one trace in a slot."""
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as line:
+        line.bind(path)
+        line.listen()
+        recorder = watch_recorder.Recorder("worker 0", path)
+        hello = json.loads(line.accept()[0].makefile().readline())
+    assert hello == {"task": "worker 0", "pid": os.getpid()}
+    traced = []
+    for tenth in range(1000, 11000):
+        if recorder.due(tenth / 10):
+            cost = 0.9 if len(traced) % 2 else 1.1  # times what 16 s allow
+            recorder._costs(tenth / 10, cost * 16 * watch_recorder.BUDGET)
+            traced.append(tenth / 10)
+    assert 1000 / 32 <= len(traced) <= 1000 / 16
+    assert all(time % 16 == 0 for time in traced[1:])
 
 
 Shape = watch_numbers.Shape
@@ -433,7 +494,7 @@ def test_a_thousand_requests_and_browsers_that_go_away(served: watch.Server) -> 
             ["--run", "Hogwild"],
             r"Hogwild cannot be watched, only Distributed-Setup, .*",
         ),
-        (["--run", "Non-Distributed-Setup"], r"Non-Distributed-Setup has no tasks .*"),
+        (["--run", "Horovod"], r"Horovod cannot be watched, only .*"),
         (["--run", "Engines/MPI"], r"Engines/MPI cannot be watched, only .*"),
         (
             ["--run", "AGN", "--record", "no/x"],

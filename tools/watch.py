@@ -44,9 +44,11 @@ ROOM = 32  # connections that are served at a time; others are told to come agai
 BEAT = 0.05  # seconds in which a slow task runs once, and is stopped once
 ACTS = ("kill", "freeze", "thaw", "slow")
 TRY = {
+    "one worker": "Kill worker 0: no update is made until it has started again.",
     "async": "Freeze worker 1: nobody waits. Its first push after the thaw has the "
     "staleness of all updates in between.",
-    "bound": "Slow worker 1 by 4: the others run ahead for s rounds, and then wait.",
+    "async within a bound": "Slow worker 1 by 4: the others run ahead for s rounds, "
+    "and then wait.",
     "sync": "Freeze worker 1: the others wait. With --replicas_to_aggregate 2 of three "
     "workers they go on.",
     "peers": "Kill worker 1: all others begin again with it, from the last checkpoint.",
@@ -78,7 +80,7 @@ class Events:
     def __init__(self, record=None):
         """`record` is an open file that gets every event, a line each."""
         self.lock, self.record = threading.Lock(), record
-        self.numbers, self.texts, self.kinds = [], [], []
+        self.kept = []  # (number, text, what it is, when it was)
         self.next = 0
 
     def add(self, found):
@@ -86,9 +88,7 @@ class Events:
         with self.lock:
             for event in found:
                 text = json.dumps(event, separators=(",", ":"), ensure_ascii=False)
-                self.numbers.append(self.next)
-                self.texts.append(text)
-                self.kinds.append((event["k"], event.get("t", 0)))
+                self.kept.append((self.next, text, event["k"], event.get("t", 0)))
                 self.next += 1
                 self._keep(text)
 
@@ -102,25 +102,25 @@ class Events:
 
     def forget(self, now):
         """Forgets rounds that are long past, and most numbers of ten minutes ago."""
+
+        def is_past(number, _, kind, t):
+            if kind == "now":
+                return now - t > 5 * KEPT and number % 10
+            return now - t > KEPT and kind in ("rounds", "shape")
+
         with self.lock:
-            keep = []
-            for place, (kind, t) in enumerate(self.kinds):
-                old = now - t > KEPT and kind in ("rounds", "shape")
-                older = now - t > 5 * KEPT and kind == "now"
-                older = older and self.numbers[place] % 10
-                if not old and not older:
-                    keep.append(place)
-            for name in ("numbers", "texts", "kinds"):
-                setattr(self, name, [getattr(self, name)[place] for place in keep])
+            self.kept = [one for one in self.kept if not is_past(*one)]
 
     def since(self, number):
         """Returns (number of the next event, texts of those from `number` on)."""
         with self.lock:
-            return self.next, self.texts[bisect.bisect_left(self.numbers, number) :]
+            place = bisect.bisect_left(self.kept, (number,))
+            return self.next, [text for _, text, *_ in self.kept[place:]]
 
 
 def recording(path):
-    """Returns the texts of a recording; ends the program if it is none."""
+    """Returns the Events of a recording; ends the program if it is none."""
+    found = Events()
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -130,41 +130,42 @@ def recording(path):
     for number, line in enumerate(lines, 1):
         try:
             event = json.loads(line)
-            good = event["k"] != "run" if number > 1 else event["watch"] == 1
+            good = (event["k"] == "run") == (number == 1)
+            good = good and (number > 1 or event["watch"] == 1)
         except (KeyError, TypeError, ValueError):
             good = False
         if not good and number == 1:
             fail(f"{path} is not a recording of --record")
         if not good:
             fail(f"{path}: line {number} is damaged")
+        found.add([event])
     if not lines:
         fail(f"{path} is empty")
-    return lines
+    return found
 
 
 # --- The machine -------------------------------------------------------------------
 
 
+def stat(pid):
+    """Returns what the system says of a process, from its state on; [] if nothing."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
 def cpu_seconds(pid):
     """Returns how long a process has computed, None if the system does not say."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    ticks = stat(pid)[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") if ticks else None
 
 
 def is_alive(pid):
     """Says whether there is a process that has not ended."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
-        return (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        )
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # a system without /proc
+        return stat(pid)[:1] != ["Z"]
+    return False
 
 
 def busy_seconds():
@@ -334,6 +335,7 @@ class Run:
     def _measure(self):
         """Measures twice a second, as long as the run lasts."""
         before, all_before, then = {}, busy_seconds(), time.monotonic()
+        due = then + KEPT
         while not self.over.wait(EVERY):
             now = time.monotonic()
             with self.lock:
@@ -352,8 +354,9 @@ class Run:
                     self.known.cores = busy / total, os.cpu_count()
                 self.events.add([self.known.numbers(self.now())])
             then, all_before = now, every
-            if self.events.next % 50 == 0 or len(self.events.texts) > 20_000:
+            if now > due:
                 self.events.forget(self.now())
+                due = now + KEPT / 10
 
     def _wait(self):
         """Notes how the run has ended."""
@@ -436,10 +439,9 @@ class Run:
 def about(example, flags, names, stale):
     """Returns what a page says of an example whatever its run does."""
     page = (ROOT / example.folder / "README.md").read_text()
-    mode = example.mode
-    kind = "sync" if mode.startswith("sync") else "async"
-    kind = "bound" if "within" in mode else kind
-    kind = example.family if example.family in TRY else kind
+    kind = "async"
+    if "--asynchronous" not in flags:
+        kind = example.family if example.family in TRY else example.mode.split(",")[0]
     return {
         "folder": example.folder,
         "flags": " ".join(flags),
@@ -542,7 +544,7 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/events":
             self._events()
         elif path == "/page":
-            folder = json.loads(self.server.source.since(0)[1][0])["folder"]
+            folder = json.loads(self.server.source.since(0)[1][0]).get("folder")
             known = folder in registry.folders()
             page = ROOT / folder / "README.md"
             self._answer(200, page.read_text() if known else "There is no such page.\n")
@@ -629,39 +631,20 @@ class Signals:
 
 def read_args(argv):
     """Returns (own arguments, those of the example)."""
+    runs = argv[:1] == ["--run"]
     parser = argparse.ArgumentParser(
         prog="watch.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=not runs,  # the example has a --help of its own
     )
-    parser.add_argument("file", nargs="?", metavar="FILE", help="a recording to play")
+    if not runs:  # a text among the options of the example is not a recording
+        parser.add_argument("file", nargs="?", metavar="FILE", help="to be played")
     parser.add_argument("--run", metavar="EXAMPLE", help="watch a run; see run.sh")
     parser.add_argument("--record", metavar="FILE", help="keep what the page shows")
     parser.add_argument("--port", type=int, default=0, help="of the page; any")
-    if argv[:1] != ["--run"]:
-        return parser.parse_args(argv), []
-    # A text among the options of the example is not a recording.
-    own, flags = [], []
-    for name, *values in _pairs(argv):
-        (own if name in ("--run", "--record", "--port") else flags).extend(
-            [name, *values]
-        )
-    return parser.parse_args(own), flags
-
-
-def _pairs(argv):
-    """Returns each option with the value behind it, if it is one of this program's."""
-    found, waiting = [], list(argv)
-    while waiting:
-        name, equal, value = waiting.pop(0).partition("=")
-        if name in ("--run", "--record", "--port"):
-            values = [value] if equal else waiting[:1]
-            waiting = waiting if equal else waiting[1:]
-            found.append((name, *values))
-        else:
-            found.append((name + equal + value,))
-    return found
+    return parser.parse_known_args(argv) if runs else (parser.parse_args(argv), [])
 
 
 def check(args):
@@ -675,9 +658,6 @@ def check(args):
             fail("--record: a recording is there already")
         return
     known = [e.folder for e in registry.of_family() if e.family in FAMILIES]
-    every = [example.folder for example in registry.EXAMPLES]
-    if args.run in every and args.run not in known:
-        fail(f"{args.run} has no tasks that could be watched; try {known[1]}")
     if args.run not in known:
         fail(f"{args.run} cannot be watched, only {', '.join(known)}")
     if args.record is not None:
@@ -694,11 +674,7 @@ def main(argv=None):
     check(args)
     signals = Signals()
     if args.run is None:
-        source = Events()
-        source.texts = recording(args.file)
-        source.numbers = list(range(len(source.texts)))
-        source.next = len(source.texts)
-        serve(args.port, source)
+        serve(args.port, recording(args.file))
         signals.wait()
         return 0
     long = not any(flag.partition("=")[0] == "--steps" for flag in flags)

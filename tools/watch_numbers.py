@@ -19,6 +19,7 @@ schemes a round is counted first, and then computes: it begins `lead` ms before 
 """
 
 import collections
+import math
 import re
 import statistics
 
@@ -44,6 +45,9 @@ STATES = {
 }
 
 Shape = collections.namedtuple("Shape", "parts length bars bytes lead", defaults=[None])
+# A call of a worker, from when to when; `lanes` has what its rounds did, see `spent`:
+# {} if none of it is known, None if TensorFlow had to prepare the call.
+Call = collections.namedtuple("Call", "begin end rounds lanes stale")
 
 
 # --- What a traced call looks like ------------------------------------------------
@@ -176,18 +180,15 @@ def stretched(shape, length, owner):
     return place
 
 
-def spent(shape, length, owner):
-    """Returns {task: {kind: ms}} of a round of this length, and how long it was held.
-
-    `length` may be the mean of several.
-    """
-    place = stretched(shape, length, owner)
+def spent(shape, length, rounds, owner):
+    """Returns {task: {kind: ms}} of a call of this length, made of so many rounds."""
+    place = stretched(shape, length / rounds, owner)
     found = collections.defaultdict(collections.Counter)
     for task, kind, start, end in shape.parts:
-        found[task][kind] += max(0.0, place(end) - place(start))
-    first = place(0.0)
-    if first:
-        found[owner]["wait"] += first
+        found[task][kind] += rounds * max(0.0, place(end) - place(start))
+    held = place(0.0)
+    if held:
+        found[owner]["wait"] += rounds * held
     return found
 
 
@@ -202,7 +203,7 @@ class Task:
         self.slow, self.open, self.step, self.pid = 1, None, None, None
         self.rounds = self.dropped = 0
         self.heard, self.usual = None, 0.0  # end and length of its last call, seconds
-        self.calls = collections.deque()  # of the last seconds: see Known._rounds
+        self.calls = collections.deque()  # of the last seconds
         self.cpu = None  # the share of a core that its process takes
 
 
@@ -220,7 +221,7 @@ class Known:
         self.traces = self.wrong = 0
         self.updates = self.staleness = self.stalest = 0
         self.steps, self.step = collections.deque(), None  # (time, global step); last
-        self.loss = None
+        self.loss = math.nan
         self.cores = None  # (share of their time that all are busy, how many there are)
         self.over = None  # the sentence about a run that has ended
 
@@ -252,7 +253,8 @@ class Known:
         if "open" in message:
             self.tasks[name].open = message["open"] - begin
         elif "curve" in message:
-            values = {k: round(v, 5) for k, v in message["curve"].items()}
+            found = message["curve"].items()
+            values = {k: round(v, 5) for k, v in found if math.isfinite(v)}
             point = {"t": round(message["t"], 2), "step": message["step"], "v": values}
             return [{"k": "curve", **point}]
         return []
@@ -274,9 +276,8 @@ class Known:
         if task.state != "runs" and task.state != "frozen" or task.step is None:
             step = made[0][0] - 1
             events += self.state(owner, "runs", t, step=step)
-        for (
-            other
-        ) in self.tasks.values():  # they make no rounds, and this one needed them
+        for other in self.tasks.values():
+            # They make no rounds, and this one needed them.
             waits = other.state in ("starts", "again") and t >= other.since
             if waits and other.pid and not self._makes_rounds(other.name):
                 events += self.state(other.name, "runs", t)
@@ -299,19 +300,12 @@ class Known:
             one["x"] = 1
             events += self._trace(worker, call, begin)
         shape = self.shapes.get(owner)
-        lanes = {}
+        lanes = spent(shape, length, len(made), owner) if shape else {}
         if call.get("first"):
-            one["f"] = 1  # how long a round of it took is not known
-        elif shape:
-            mean = length / len(made)
-            lanes = spent(shape, mean, owner)
-            lanes = {
-                lane: {kind: ms * len(made) for kind, ms in kinds.items()}
-                for lane, kinds in lanes.items()
-            }
+            one["f"], lanes = 1, None  # how long a round of it took is not known
         events.append({**one, "n": short})
         task.heard, task.usual = t + length / 1000, length / 1000
-        task.calls.append((t, t + length / 1000, len(made), lanes, stale, self.loss))
+        task.calls.append(Call(t, task.heard, len(made), lanes, stale))
         return events
 
     def _trace(self, worker, call, begin):
@@ -358,8 +352,13 @@ class Known:
     # --- Numbers ----------------------------------------------------------------
 
     def numbers(self, t):
-        """Returns the event `now`: what is measured over the last WINDOW seconds."""
-        while self.steps and self.steps[0][0] < t - WINDOW:
+        """Returns the event `now`: what is measured over the last seconds.
+
+        They are WINDOW, or more if a call takes longer.
+        """
+        usual = max(task.usual for task in self.tasks.values())
+        since = t - max(WINDOW, LATE + 2 * usual)
+        while self.steps and self.steps[0][0] < since:
             self.steps.popleft()
         rate = 0.0
         if self.steps:
@@ -369,11 +368,11 @@ class Known:
                 rate = (most - first[1]) / seconds
         stale, lanes = collections.Counter(), collections.defaultdict(dict)
         for task in self.tasks.values():
-            while task.calls and task.calls[0][1] < t - WINDOW:
+            while task.calls and task.calls[0].end < since:
                 task.calls.popleft()
             for call in task.calls:
-                stale += call[4]
-        self._shares(t, lanes)
+                stale += call.stale
+        self._shares(lanes)
         tasks = {}
         for name, task in self.tasks.items():
             silent = 0.0
@@ -398,7 +397,8 @@ class Known:
             "rate": round(rate, 1),
             "updates": self.updates,
             "dropped": sum(task.dropped for task in self.tasks.values()),
-            "loss": self.loss and round(self.loss, 4),
+            # JSON has no word for the loss of a training that diverges.
+            "loss": round(self.loss, 4) if math.isfinite(self.loss) else None,
             "traces": [self.traces, self.wrong],
             "tasks": tasks,
         }
@@ -415,29 +415,30 @@ class Known:
         now["say"] = self.over or sentence(now)
         return now
 
-    def _shares(self, t, lanes):
+    def _shares(self, lanes):
         """Adds to each lane what was measured in the window: rates, shares, bytes."""
         for owner, task in self.tasks.items():
             if not task.calls:
                 continue
-            begin, end = (
-                task.calls[0][0],
-                max(task.calls[-1][1], min(t, task.open or t)),
-            )
-            if task.open is None:
-                end = task.calls[-1][1]
-            seconds = max(end - begin, 1e-3)
-            count = sum(call[2] for call in task.calls)
+            end = max(task.calls[-1].end, task.open or 0.0)
+            seconds = max(end - task.calls[0].begin, 1e-3)
+            count = sum(call.rounds for call in task.calls)
             mine = lanes[owner]
-            mine["rate"] = round(count / max(seconds, 1e-3), 1)
-            busy = sum(call[1] - call[0] for call in task.calls)
-            mine["round"] = round(1000 * busy / count, 2)
+            mine["rate"] = round(count / seconds, 1)
+            made = [call for call in task.calls if call.lanes is not None]
+            if made:
+                busy = sum(call.end - call.begin for call in made)
+                rounds = sum(call.rounds for call in made)
+                mine["round"] = round(1000 * busy / rounds, 2)
             shape = self.shapes.get(owner)
             if not shape:
                 continue
             sums = collections.defaultdict(collections.Counter)
+            known = seconds  # of which it is known what was done
             for call in task.calls:
-                for lane, kinds in call[3].items():
+                if not call.lanes:
+                    known -= call.end - call.begin
+                for lane, kinds in (call.lanes or {}).items():
                     sums[lane].update(kinds)
             for lane, kinds in sums.items():
                 here = lanes[lane]
@@ -449,7 +450,7 @@ class Known:
                 }
                 for name, ms in shares.items():
                     if lane.startswith("worker"):
-                        share = min(1.0, ms / 1000 / seconds)
+                        share = min(1.0, ms / 1000 / max(known, 1e-3))
                         here[name] = round(here.get(name, 0) + share, 3)
                 if lane.startswith("worker"):
                     work = statistics.median_high(self.gradients[lane])
@@ -509,7 +510,7 @@ def sentence(now):
         if held:
             return f"{text}: {held}"
         # Before that nobody can know: a round that waits is not back yet.
-        long = now["t"] - max(tasks[k]["since"] for k in same) > 2 * LATE
+        long = now["t"] - max(tasks[k]["since"] for k in same) > WINDOW
         if long and now["rate"] and len(stopped) < len(tasks):
             it = "them" if len(same) > 1 else "it"
             rate = f"the others make {number(now['rate'])} updates a second"
@@ -518,8 +519,9 @@ def sentence(now):
     if held:
         return held
     known = {k: v for k, v in workers.items() if "gradient" in v}
-    if not known:
-        return f"{number(now['rate'])} updates a second; no round has been traced yet."
+    unknown = [k for k, v in workers.items() if v["s"] == "runs" and k not in known]
+    if not known or any(workers[k]["rounds"] for k in unknown):
+        return f"{number(now['rate'])} updates a second; who waits is not known yet."
     return _of_waits(known) or _of_machines(now, tasks) or _of_rounds(now, known)
 
 

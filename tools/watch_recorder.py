@@ -7,7 +7,8 @@ to the socket, ten times a second:
     task, pid         at the start: this process is that task
     group, b, e       a call began and ended, seconds since 1970
     counts, losses    of its rounds: [step, staleness, what became of it, µs since b]
-    first             TensorFlow had to prepare the call: no other was of its size
+    first             TensorFlow had to prepare the call: the first of its size in this
+                      session
     operations,       of a call that was traced, see timeline_recorder.trace_of; times
     messages          are µs since b
     open              a call that began then has not come back yet
@@ -36,7 +37,7 @@ OPEN = 0.3  # seconds after which a call that has not come back is told
 CALL = 0.4  # seconds that a call may take: what it did is known at its end
 BUDGET = 0.005  # of the time that traced calls may cost
 SLOTS = 1, 64  # seconds between two traced calls, at least and at most
-KNOWN = 5  # calls of a size before one of them is traced: the first prepares the graph
+KNOWN = 5  # calls of a size before one of them is traced, and the first beside
 MOST = 5000  # messages that wait for a watch.py that is slow; older ones are lost
 
 
@@ -46,8 +47,7 @@ class Recorder:
     def __init__(self, task, path):
         self.waiting = collections.deque(maxlen=MOST)
         self.open = {}  # group: when its call began that is not back
-        self.slot, self.every = 0, float(SLOTS[0])
-        self.usual = {}  # (group, rounds): seconds of the last calls of this size
+        self.next = 0.0  # when a call is to be traced again, seconds since 1970
         self.known = {}  # id of what a call fetches: its group
         self.line = socket.socket(socket.AF_UNIX)
         self.line.connect(path)
@@ -80,44 +80,30 @@ class Recorder:
             return json.dumps(message)
         begin, counts = message["b"], message["counts"]
         message["losses"] = [round(float(x), 4) for x in message["losses"]]
-        stamps = counts[:, 3] - int(1e6 * begin)
-        message["counts"] = [
-            [*row, at]
-            for row, at in zip(counts[:, :3].tolist(), stamps.tolist(), strict=True)
-        ]
-        metadata = message.pop("metadata", None)
-        size = message["group"], len(counts)
-        if size not in self.usual:
-            self.usual[size] = collections.deque(maxlen=50)
-            message["first"] = True
-        elif metadata is None:
-            self.usual[size].append(message["e"] - begin)
-        else:
-            spent = time.thread_time()
-            both = timeline_recorder.trace_of(metadata.step_stats, int(1e9 * begin))
-            message["operations"], message["messages"] = both
-            text = json.dumps(message)
-            spent = time.thread_time() - spent
-            usual = statistics.median(self.usual[size])
-            # watch.py needs about twice as long to make bars of it.
-            self._costs(max(0.0, message["e"] - begin - usual) + 3 * spent)
-            return text
-        return json.dumps(message)
+        message["counts"] = (counts - [0, 0, 0, int(1e6 * begin)]).tolist()
+        if "metadata" not in message:
+            return json.dumps(message)
+        metadata, longer = message.pop("metadata"), message.pop("longer")
+        spent = time.thread_time()
+        both = timeline_recorder.trace_of(metadata.step_stats, int(1e9 * begin))
+        message["operations"], message["messages"] = both
+        text = json.dumps(message)
+        # watch.py needs about twice as long to make bars of it.
+        self._costs(begin, longer + 3 * (time.thread_time() - spent))
+        return text
 
-    def _costs(self, seconds):
+    def _costs(self, begin, seconds):
         """Traces so seldom that calls which cost so much more take BUDGET."""
-        least, most = SLOTS
-        every = float(least)
+        every, most = SLOTS
         while every < min(seconds / BUDGET, most):
-            every *= 2  # so slots of several workers fall together
-        self.every = every
+            every *= 2
+        self.next = (begin // every + 1) * every  # so those of several workers meet
 
-    def due(self, now, size):
+    def due(self, now):
         """Says whether the call that begins now is to be traced."""
-        slot = int(now / self.every)
-        if slot == self.slot or len(self.usual.get(size, ())) < KNOWN:
+        if now < self.next:
             return False
-        self.slot = slot
+        self.next = now + SLOTS[1]  # until it is known what this one has cost
         return True
 
     def recorded(self, tf, group, plain):
@@ -126,22 +112,28 @@ class Recorder:
         Its counts have a column more than those of the script, which is told and cut.
         """
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        lengths = collections.deque(maxlen=50)  # seconds of calls that were not traced
+        first = True
 
-        def call(rounds):
-            metadata = None
+        def call():
+            nonlocal first
             begin = self.open[group] = time.time()
+            traced = {}
+            if len(lengths) >= KNOWN and self.due(begin):
+                traced = dict(options=options, run_metadata=tf.RunMetadata())
             try:
-                if self.due(begin, (group, rounds)):
-                    metadata = tf.RunMetadata()
-                    found = plain(options=options, run_metadata=metadata)
-                else:
-                    found = plain()
+                losses, counts, last = plain(**traced)
             finally:
                 del self.open[group]
-            losses, counts, last = found
-            about = dict(group=group, b=begin, e=time.time())
-            if metadata is not None:
-                about["metadata"] = metadata
+            end = time.time()
+            about = dict(group=group, b=begin, e=end)
+            if first:
+                about["first"], first = True, False
+            elif traced:
+                longer = max(0.0, end - begin - statistics.median(lengths))
+                about |= dict(metadata=traced["run_metadata"], longer=longer)
+            else:
+                lengths.append(end - begin)
             self.tell(**about, counts=counts, losses=losses)
             return [losses, counts[:, :3], last]
 
@@ -163,12 +155,11 @@ def install(recorder):
             plain = tf.Session.make_callable
 
             def make_callable(session, fetches, *args, **kwargs):
-                group, size = recorder.known.get(id(fetches), (None, 0))
+                group = recorder.known.get(id(fetches))
                 if group is None:
                     return plain(session, fetches, *args, **kwargs)
                 made = plain(session, fetches, accept_options=True)
-                call = recorder.recorded(tf, group, made)
-                return lambda: call(size)
+                return recorder.recorded(tf, group, made)
 
             tf.Session.make_callable = make_callable
         begin(calls, *args, **kwargs)
@@ -187,7 +178,7 @@ def install(recorder):
         with tf.device(packed[0].device):
             times = tf.stack([stamp(one) for one in packed])
             fetched[1] = tf.concat([fetched[1], times], axis=1)
-        recorder.known[id(fetched)] = len(groups) - 1, len(built)
+        recorder.known[id(fetched)] = len(groups) - 1
         return fetched
 
     def add_and_tell(curves, step, values):
