@@ -35,14 +35,14 @@ TRACE = [
     {5: 0.19},
 ]
 EXACT = ["--optimizer=sgd", "--row_learning_rate=0.1", "--start=0", "--sweep=1"]
-SMALL = ["--rank=1", "--batch_size=1", "--capacity=12", "--slow_workers=0"]
+SMALL = ["--rank=1", "--batch_size=2", "--capacity=12", "--slow_workers=0"]
 
 
 class Worker:
     """One worker's graph and session; its ids [n] and targets c [n] are fed.
 
-    The loss is ∑ ½ |row − c|² + ½ |w − 1|². `gate(rows)` is called, if there is one,
-    between pull and push, with the rows of the mini-batch [n, d].
+    The loss is 1/B ∑ ½ |row − c|² + ½ |w − 1|², for B = 2 of --batch_size. `gate(rows)`
+    is called, if there is one, between pull and push, with the rows [n, d].
     """
 
     def __init__(self, name, *flags, num_ps=1, me=0, kind=tf.int64, gate=None, most=1):
@@ -69,7 +69,9 @@ class Worker:
                 with tf.control_dependencies(after):
                     c = batch[1][:, :, None]
                     error = tf.reduce_sum(0.5 * (rows - c) ** 2)
-                    return error + tf.reduce_sum(0.5 * (w - 1) ** 2)
+                    return error / self.args.batch_size + tf.reduce_sum(
+                        0.5 * (w - 1) ** 2
+                    )
 
             self.fetches = rounds.Calls(
                 lambda last: module.graph(
@@ -182,7 +184,7 @@ def test_trace_of_rows_that_come_and_go(num_ps, kind) -> None:
     size = 8 if kind == tf.int64 else 1
     assert have["pushed"] == (size + 4 + 4) * sum(ids) + 24 * 7
     assert have["pulled"] == 4 * sum(ids) + 24 * 7
-    assert have["updates"] == have["rounds"] == have["examples"] == 7
+    assert have["updates"] == have["rounds"] == have["examples"] / 2 == 7
 
 
 @pytest.mark.parametrize(
