@@ -671,4 +671,13 @@ def test_a_run_of_which_a_ps_and_a_worker_die(tmp_path) -> None:
     assert f"{done['rows']} rows of 8 numbers" in tried[0].stdout
     assert tried[0].stdout.endswith(f"test AUC {area} here, {area} in the run\n")
     assert tried[1].stdout.startswith("0,1401  0.") and tried[1].stdout.count("\n") == 2
+    for mistake, sentence in (
+        ([str(logdir), str(tmp_path / "none" / "m.npz")], "No such file or directory"),
+        ([model, "848"], "an impression has 2 ids, with commas between"),
+        ([str(tmp_path), model], "result.json: [Errno 2] No such file"),
+    ):
+        words[3:] = mistake
+        tried = subprocess.run(words, cwd=copy, capture_output=True, text=True)
+        assert tried.returncode == 2 and sentence in tried.stderr, tried
+        assert "Traceback" not in tried.stderr
     assert launch.tree(copy) == before
