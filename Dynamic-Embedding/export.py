@@ -22,8 +22,8 @@ import problem
 def read(logdir):
     """Returns the last checkpoint of a run, {ids, rows, w}, whatever ps wrote it."""
     path = tf.train.latest_checkpoint(logdir)
-    if not path:
-        fail(f"{logdir} has no checkpoint")
+    if not path or not os.path.exists(f"{path}.rows-0.index"):
+        fail(f"{logdir} has no checkpoint of a table")
     ids, rows, parts = [], [], 1
     while len(rows) < parts:
         part = tf.train.load_checkpoint(f"{path}.rows-{len(rows)}")
@@ -72,26 +72,33 @@ def export(logdir, name):
     print(f"test AUC {area:.4f} here, {result['test_AUC']:.4f} in the run")
 
 
+def say(name, impressions):
+    """Prints how likely a click is, for each impression, a text like 848,575."""
+    with np.load(name, allow_pickle=False) as file:
+        model = {key: file[key] for key in file.files}
+    args = types.SimpleNamespace(rank=int(model["rank"]), hidden=int(model["hidden"]))
+    ids, kind = [one.split(",") for one in impressions], model["ids"].dtype
+    fields = (len(model["w"]) - 1 - 2 * args.hidden) // (args.rank * args.hidden)
+    if {*map(len, ids)} != {fields}:
+        raise ValueError(f"an impression has {fields} ids, with commas between")
+    ids = np.array(ids).astype("S" if kind.kind == "S" else kind)
+    for one, found in zip(impressions, guess(model, args, ids), strict=True):
+        print(f"{one}  {found:.4f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawTextHelpFormatter
     parser.add_argument("source", help="LOGDIR of a run, or a model.npz")
     parser.add_argument("rest", nargs="+", help="model.npz to write; or impressions")
     asked = parser.parse_args()
-    if not asked.source.endswith(".npz"):
-        return export(asked.source, *asked.rest[:1])
     try:
-        with np.load(asked.source, allow_pickle=False) as file:
-            model = {key: file[key] for key in file.files}
-        args = types.SimpleNamespace(
-            rank=int(model["rank"]), hidden=int(model["hidden"])
-        )
-        kind = model["ids"].dtype
-        ids = np.array([one.split(",") for one in asked.rest]).astype(
-            "S" if kind.kind == "S" else kind
-        )
-        for one, found in zip(asked.rest, guess(model, args, ids), strict=True):
-            print(f"{one}  {found:.4f}")
+        if asked.source.endswith(".npz"):
+            say(asked.source, asked.rest)
+        elif asked.rest[1:]:
+            fail(f"{asked.source}: one model.npz is written, not {len(asked.rest)}")
+        else:
+            export(asked.source, *asked.rest)
     except (OSError, KeyError, ValueError) as error:
         fail(f"{asked.source}: {error}")
 

@@ -34,14 +34,14 @@ TRACE = [
     {5: 0.19},
 ]
 EXACT = ["--optimizer=sgd", "--row_learning_rate=0.1", "--start=0", "--sweep=1"]
-SMALL = ["--rank=1", "--batch_size=1", "--capacity=12", "--slow_workers=0"]
+SMALL = ["--rank=1", "--batch_size=2", "--capacity=12", "--slow_workers=0"]
 
 
 class Worker:
     """One worker's graph and session; its ids [n] and targets c [n] are fed.
 
-    The loss is ∑ ½ |row − c|² + ½ |w − 1|². `gate(rows)` is called, if there is one,
-    between pull and push, with the rows of the mini-batch [n, d].
+    The loss is 1/B ∑ ½ |row − c|² + ½ |w − 1|², for B = 2 of --batch_size. `gate(rows)`
+    is called, if there is one, between pull and push, with the rows [n, d].
     """
 
     def __init__(self, name, *flags, num_ps=1, me=0, kind=tf.int64, gate=None, most=1):
@@ -68,7 +68,9 @@ class Worker:
                 with tf.control_dependencies(after):
                     c = batch[1][:, :, None]
                     error = tf.reduce_sum(0.5 * (rows - c) ** 2)
-                    return error + tf.reduce_sum(0.5 * (w - 1) ** 2)
+                    return error / self.args.batch_size + tf.reduce_sum(
+                        0.5 * (w - 1) ** 2
+                    )
 
             self.fetches = rounds.Calls(
                 lambda last: module.graph(
@@ -181,7 +183,7 @@ def test_trace_of_rows_that_come_and_go(num_ps, kind) -> None:
     size = 8 if kind == tf.int64 else 1
     assert have["pushed"] == (size + 4 + 4) * sum(ids) + 24 * 7
     assert have["pulled"] == 4 * sum(ids) + 24 * 7
-    assert have["updates"] == have["rounds"] == have["examples"] == 7
+    assert have["updates"] == have["rounds"] == have["examples"] / 2 == 7
 
 
 @pytest.mark.parametrize(
@@ -659,4 +661,13 @@ def test_a_run_of_which_a_ps_and_a_worker_die(tmp_path) -> None:
     assert f"{done['rows']} rows of 8 numbers" in tried[0].stdout
     assert tried[0].stdout.endswith(f"test AUC {area} here, {area} in the run\n")
     assert tried[1].stdout.startswith("0,1401  0.") and tried[1].stdout.count("\n") == 2
+    for mistake, sentence in (
+        ([str(logdir), str(tmp_path / "none" / "m.npz")], "No such file or directory"),
+        ([model, "848"], "an impression has 2 ids, with commas between"),
+        ([str(tmp_path), model], "result.json: [Errno 2] No such file"),
+    ):
+        words[3:] = mistake
+        tried = subprocess.run(words, cwd=copy, capture_output=True, text=True)
+        assert tried.returncode == 2 and sentence in tried.stderr, tried
+        assert "Traceback" not in tried.stderr
     assert launch.tree(copy) == before

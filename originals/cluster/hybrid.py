@@ -233,7 +233,8 @@ class Group:
         """Looks with each heartbeat whether a worker is gone, or is another process."""
         for k, process in [*self.members.items()]:
             worker, host = board["workers"].get(k), self.args.worker_hosts[int(k)]
-            if not worker or worker["process"] != process:
+            # What `_missing` tells may overtake a heartbeat, which names no chief yet.
+            if not worker or worker["process"] not in (process, process.split(OF)[0]):
                 self.again(f"worker {k} at {host} was started again")
             elif not worker["left"] and addresses.silence(host) == addresses.CLOSED:
                 self.again(f"lost worker {k} at {host}")
