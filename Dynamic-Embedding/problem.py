@@ -57,7 +57,10 @@ def add_flags(parser):
     add("--born", type=flags.positive_int, default=40, help="new items in a day")
     add("--life", type=flags.positive_int, default=15, help="days of an item")
     add(
-        "--once", type=flags.fraction, default=0.3, help="share of users that come once"
+        "--once",
+        type=flags.fraction,
+        default=0.3,
+        help="share of impressions by users who come only once",
     )
     add("--skew", type=flags.fraction, default=0.5, help="how uneven popularity is")
     add("--hidden", type=flags.positive_int, default=16, help="units of the perceptron")

@@ -74,7 +74,7 @@ def calibrated():
 HEADER = {  # of the table, and what a column has
     "scheme": "",
     "formula": "updates a second, by formula",
-    "simulated": "updates a second, as all that follows but for the last two",
+    "simulated": "updates a second; the next five columns are of the simulation, too",
     "examples": "a second",
     "MB/s": "on the busiest cable, one way",
     "stale": "mean staleness",

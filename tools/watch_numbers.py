@@ -606,14 +606,23 @@ def _of_rounds(now, workers):
 
 
 def said(text):
-    """Returns up to three sentences of a page's first paragraphs: who waits."""
+    """Returns up to three sentences of a page's first paragraphs: who waits.
+
+    From when to use the scheme on, only those that say it.
+    """
     intro = text.split("\n## ")[0].split("\n", 1)[-1]
     intro = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", intro)
-    intro = re.sub(r"<!--.*?-->|\*|`|\$", "", intro, flags=re.S)
+    path = "<!-- path:begin.*path:end -->"  # the pages before and after
+    intro = re.sub(rf"{path}|<!--.*?-->|\*|`|\$", "", intro, flags=re.S)
     found = re.split(r"(?<=[.!?])\s+", " ".join(intro.split()))
     found = [one for one in found if "glossary" not in one and "\\" not in one]
-    about = [one for one in found if re.search(r"worker|\bwait", one)]
-    waits = [one for one in about if "wait" in one]
+    use = [*found, "When to use it."].index("When to use it.")
+    waits = [one for one in found if re.search(r"\bwait", one)]
+    about = [
+        one
+        for n, one in enumerate(found)
+        if one in waits or n < use and "worker" in one
+    ]
     chosen = about[:3]
     if waits and not set(waits) & set(chosen):
         chosen[2:] = waits[:1]

@@ -45,7 +45,7 @@ def hashed(ids):
 
 
 def draw(ids, columns, seed):
-    """Returns uniform numbers [n, columns], mean 0 and variance 1, the same ever again.
+    """Returns uniform numbers [n, columns], mean 0 and variance 1, the same each time.
 
     They are hashes of (id, column, seed), by the finalizer of splitmix64 (Steele, Lea,
     Flood 2014): whoever asks first, on however many ps, an id begins with one row.
@@ -117,7 +117,7 @@ class Part:
                 self.unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
     def then(self, tensors):
-        """Returns the tensors once the lock is given back: so whoever runs one does."""
+        """Returns the tensors as they are once the lock is given back."""
         with tf.device(self.device), tf.control_dependencies([self.unlocked]):
             return [tf.identity(tensor) for tensor in tensors]
 
@@ -147,9 +147,9 @@ class Part:
         )
 
     def take(self, wants):
-        """Returns the slots that those get who want one, −1 for who gets none.
+        """Returns a slot for each that `wants` one, and the operation that takes them.
 
-        And the operation that takes them.
+        −1 is for those that want none, and for whom none is left.
         """
         taken = tf.gather(self.free, 0)
         turn = taken + tf.cumsum(tf.cast(wants, tf.int64))

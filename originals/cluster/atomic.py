@@ -2,7 +2,7 @@
 
 An operation that changes one variable is whole by itself. An update that reads some
 variables, and then changes several, is not: another push could change them meanwhile.
-So each ps has a lock for such updates. Who has it waits for no message.
+So each ps has a lock for such updates. Whoever holds it waits for no message.
 """
 
 from cluster import rounds
@@ -27,9 +27,9 @@ def beside(center, name, rows):
 
 
 def pushes(center, stats):
-    """Returns a count for each ps, {device: int64 []}: of all updates, at its begin.
+    """Returns a count for each ps, {device: int64 []}: of all updates so far.
 
-    A ps that begins again takes it from the counters of the checkpoint.
+    It begins as what the counters have, also after a restore.
     """
     counts = {}
     for piece in center:

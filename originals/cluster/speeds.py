@@ -1,6 +1,6 @@
 """How fast each worker computes, which ps 0 knows, and a window by it. Scripts call it.
 
-A speed is of a worker's last window. What the worker waited for messages is not in it.
+A speed is of a worker's last window, without the time that it waited for messages.
 A worker that has left keeps its speed until the ps begin again.
 """
 
