@@ -1,0 +1,482 @@
+"""Twelve exercises: predict what a run will do, see what it does, then solve a task.
+
+    bash run.sh --lab                      list them
+    bash run.sh --lab N                    do one
+    bash run.sh --lab N --answer X         with the prediction X, without a question
+                        --solve "FLAGS"    and with a solution of the second part
+                        --watch            and with the page of --watch for each run
+
+lab.txt has the texts, lab_exercises.py the runs and what to look at. Each run is that of an example, started by
+lab_launcher.py as its run.sh would start it. Exit status: 0 whatever was predicted.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import lab_exercises
+import registry
+from lab_exercises import EXERCISES, Outcome
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCHER = Path(__file__).with_name("lab_launcher.py")
+WIDTH = 79  # characters of a line
+LETTERS = "abcdef"  # of choices
+TEXTS = lab_exercises.texts()
+TIMEOUT = 150  # seconds of a run, which takes about ten
+STEP = re.compile(r"\[(worker \d+)\] step +(\d+)/")
+PROCESS = re.compile(r"run\.sh: (\w+ \d+) is process (\d+)")
+# What a reader of an exercise need not see of a run.
+QUIET = re.compile(
+    r"is process|serves at|^\[worker 0\] (variable|\S+ +\d+ +\S)|curves:"
+)
+SETTING = re.compile(r"(NUM_PS|NUM_WORKERS)=([1-9])")
+
+
+class Stop(Exception):
+    """A signal has told this program to end: its number."""
+
+
+class Mistake(ValueError):
+    """What was typed cannot be used: a sentence."""
+
+
+def fail(sentence, status=2):
+    """Ends the program with one sentence on stderr."""
+    print(f"lab.py: {sentence}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def say(text="", indent=""):
+    """Prints a paragraph."""
+    options = {"initial_indent": indent, "subsequent_indent": indent}
+    print(textwrap.fill(" ".join(text.split()), WIDTH, **options), flush=True)
+
+
+# --- Signals and questions ---------------------------------------------------------
+
+
+class Signals:
+    """What tells this program to end. It ends at once only where it may: `check`."""
+
+    def __init__(self):
+        self.told, self.asks = [], False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: self.tell(number))
+
+    def tell(self, number):
+        """Notes a signal."""
+        self.told.append(number)
+        if self.asks:
+            self.check()
+
+    def check(self):
+        """Raises Stop if a signal has come."""
+        if self.told:
+            raise Stop(self.told[0])
+
+    def ask(self, prompt):
+        """Returns the line that is typed, None at the end of the input."""
+        print(prompt, end=" ", flush=True)
+        self.asks = True
+        try:
+            self.check()
+            line = sys.stdin.readline()
+        finally:
+            self.asks = False
+        if not sys.stdin.isatty():
+            print(line.strip())
+        return line.strip() if line else None
+
+
+def prediction(choices, text):
+    """Returns the letter or number that a text is; raises Mistake."""
+    text = text.strip().lower()
+    letters = LETTERS[: len(choices)]
+    if choices:
+        if len(text) == 1 and text in letters:
+            return text
+        raise Mistake(f"{text!r} is none of {', '.join(letters)}")
+    with contextlib.suppress(ValueError):
+        number = float(text)
+        if math.isfinite(number):
+            return number
+    raise Mistake(f"{text!r} is not a number")
+
+
+def changed(one, text):
+    """Returns a Try with the settings and flags of a text; raises Mistake."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise Mistake("a quotation mark is missing") from None
+    while words and "=" in words[0] and not words[0].startswith("-"):
+        found = SETTING.fullmatch(words[0])
+        if not found:
+            raise Mistake(
+                f"{words[0]}: only NUM_PS and NUM_WORKERS, of 1 to 9, can be set"
+            )
+        name = {"NUM_PS": "ps", "NUM_WORKERS": "workers"}[found[1]]
+        one = one._replace(**{name: int(found[2])})
+        words = words[1:]
+    if words and not words[0].startswith("--"):
+        raise Mistake(f"{words[0]} is no flag: a flag begins with --")
+    for word in words:
+        if word.partition("=")[0] in ("--logdir", "--steps", "--help", "--check"):
+            raise Mistake(f"{word} stays as it is in this exercise")
+    return one._replace(flags=shlex.join([*shlex.split(one.flags), *words]))
+
+
+# --- A run -------------------------------------------------------------------------
+
+
+def command_of(one):
+    """Returns the command by which a reader starts the same run."""
+    words = [f"NUM_PS={one.ps}"] if one.ps > 1 else []
+    if one.workers > 1:
+        words.append(f"NUM_WORKERS={one.workers}")
+    if one.restarts:
+        words.append(f"MAX_RESTARTS={one.restarts}")
+    return " ".join([*words, f"bash run.sh {one.folder} {one.flags}"])
+
+
+def environment_of(one, logdir):
+    """Returns the settings of a run, as the folder's run.sh would set them."""
+    family = registry.of(one.folder).family
+    return {
+        "SCRIPT": registry.script_of(one.folder),
+        "PEERS": "yes" if family == "peers" else "",
+        "NUM_PS": "0" if family in ("peers", "single") else str(one.ps),
+        "NUM_WORKERS": str(one.workers),
+        "MAX_RESTARTS": str(one.restarts),
+        "TIMEOUT": str(TIMEOUT),
+        "LOGDIR": str(logdir),
+        "LAB_FOLDER": str(ROOT / one.folder),
+    }
+
+
+class Plain:
+    """A process of the launcher, and the lines that it prints."""
+
+    popen = subprocess.Popen
+
+    def __init__(self, one, logdir):
+        kept = {k: v for k, v in os.environ.items() if k not in lab_exercises.SETTINGS}
+        self.process = self.popen(
+            [sys.executable, str(LAUNCHER), *shlex.split(one.flags)],
+            env={**kept, **environment_of(one, logdir)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # of Ctrl-C it hears by `end`, once
+        )
+        self.said = []
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.said.append((time.monotonic(), line.rstrip("\n")))
+            if not QUIET.search(line):
+                print(f"  {line.rstrip()}", flush=True)
+
+    def lines(self):
+        """Returns (when, line) for each line so far."""
+        return list(self.said)
+
+    def status(self):
+        """Returns the exit status, None while the run lasts."""
+        if self.process.poll() is None or self.reader.is_alive():
+            return None
+        code = self.process.returncode
+        return 128 - code if code < 0 else code
+
+    def end(self):
+        """Ends the run, if it has not ended."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)  # the launcher ends within 10
+            self.process.kill()
+        self.reader.join(5)
+
+
+class Watched:
+    """The same run with the page of watch.py."""
+
+    def __init__(self, one, logdir, signals):
+        import watch
+
+        for name in lab_exercises.SETTINGS:
+            os.environ.pop(name, None)
+        os.environ.update(environment_of(one, logdir))
+        self.signals = signals
+        self.run = watch.Run(one.folder, shlex.split(one.flags))
+        self.run.command[2] = str(LAUNCHER)
+        self.server = watch.serve(0, self.run.events, self.run)
+        self.run.start(signals)
+        self.begin = time.monotonic()
+
+    def lines(self):
+        """Returns (when, line) for each line so far."""
+        events = [json.loads(text) for text in self.run.events.since(0)[1]]
+        return [(self.begin + e["t"], e["x"]) for e in events if e["k"] == "line"]
+
+    def status(self):
+        """Returns the exit status, None while the run lasts."""
+        return self.run.status if self.run.over.is_set() else None
+
+    def end(self):
+        """Ends the run, if it has not ended; then waits for the reader's Enter."""
+        if self.run.over.is_set() and not self.signals.told:
+            self.signals.ask("Enter closes the page.")
+        self.run.end(signal.SIGINT)
+        self.server.shutdown()
+
+
+def perform(one, logdir, signals, watch=False):
+    """Makes a run, and does to its tasks what it says; returns its Outcome."""
+    say()
+    print(f"$ {command_of(one)}", flush=True)
+    run = Watched(one, logdir, signals) if watch else Plain(one, logdir)
+    processes, steps, acts, due, frozen = {}, [], [], list(one.acts), {}
+    seen, begin = 0, time.monotonic()
+    try:
+        while True:
+            status = run.status()
+            lines = run.lines()
+            for when, line in lines[seen:]:
+                if found := PROCESS.search(line):
+                    processes[found[1]] = int(found[2])
+                if found := STEP.search(line):
+                    steps.append((when - begin, found[1], int(found[2])))
+            seen = len(lines)
+            if status is not None:
+                break
+            now = time.monotonic() - begin
+            if due and steps and max(step for *_, step in steps) >= due[0].at:
+                act = due.pop(0)
+                acts.append((now, steps[-1][2]))
+                what = "freezes" if act.seconds else "kills"
+                then = f" for {act.seconds} s" if act.seconds else ""
+                print(f"  lab: {what} {act.task}{then}", flush=True)
+                if act.seconds:
+                    frozen[processes[act.task]] = now + act.seconds
+                number = signal.SIGSTOP if act.seconds else signal.SIGKILL
+                os.kill(processes[act.task], number)
+            for pid, end in list(frozen.items()):
+                if now >= end:
+                    del frozen[pid]
+                    os.kill(pid, signal.SIGCONT)
+            signals.check()
+            time.sleep(0.02)
+    finally:
+        for pid in frozen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        run.end()
+    result = {}
+    with contextlib.suppress(OSError, ValueError):
+        result = json.loads((logdir / "result.json").read_text())
+    said = [line for _, line in run.lines()]
+    return Outcome(status, result, steps, acts, said, logdir)
+
+
+# --- An exercise -------------------------------------------------------------------
+
+
+class Lab:
+    """One exercise that is being done."""
+
+    def __init__(self, number, args, signals):
+        self.number, self.exercise = number, EXERCISES[number - 1]
+        self.texts, self.made = TEXTS[number - 1], 0
+        self.args, self.signals = args, signals
+        self.began = time.strftime("%Y-%m-%d_%H-%M-%S")
+
+    def make(self, one):
+        """Makes a run, in the folder's logdir or in the reader's; returns its Outcome."""
+        self.made += 1
+        name = f"{self.began}-lab-{self.number}-{os.getpid()}-{self.made}"
+        logdir = ROOT / one.folder / "logdir" / name
+        if own := self.args.logdir:
+            logdir = Path(own).absolute() / str(self.made)
+        return perform(one, logdir, self.signals, self.args.watch)
+
+    def answer(self, prompt, given, read):
+        """Returns what `read` makes of the text that is given, or that is typed."""
+        if given is not None:
+            print(f"{prompt} {given}")
+            return read(given)
+        while True:
+            text = self.signals.ask(prompt)
+            if text is None:
+                print()
+                return None
+            try:
+                return read(text)
+            except Mistake as mistake:
+                say(f"{mistake}.")
+
+    def predict(self):
+        """The first part: a prediction, the runs, and what has happened."""
+        texts = self.texts
+        print(f"Lab {self.number} of {len(TEXTS)}: {texts.title}\n")
+        for paragraph in texts.question:
+            say(paragraph)
+            print()
+        for letter, choice in zip(LETTERS, texts.choices, strict=False):
+            options = {"initial_indent": f"  {letter}  ", "subsequent_indent": " " * 5}
+            print(textwrap.fill(choice, WIDTH, **options))
+        print("\n" if texts.choices else "", end="")
+        what = ", ".join(LETTERS[: len(texts.choices)]) or "a number"
+        given = self.answer(
+            f"Your prediction ({what}):",
+            self.args.answer,
+            lambda text: prediction(texts.choices, text),
+        )
+        if given is None:
+            fail("there is no answer: type one, or give it by --answer")
+        outcomes = []
+        for one in self.exercise.runs:
+            outcomes.append(self.make(one))
+            if why := outcomes[-1].failed:
+                fail(why, outcomes[-1].status)
+        seen, picture = self.exercise.see(outcomes)
+        print(f"\nWhat happened\n\n{textwrap.indent(picture, '  ')}\n")
+        print(f"{verdict(given, seen, self.exercise.near)}\n")
+        say(f"Why. {texts.why[0]}")
+
+    def solve(self):
+        """The second part: a task whose verdict comes from a run."""
+        task, given = self.exercise.task, self.args.solve
+        print()
+        say(f"Now you. {self.texts.task[0]}")
+        print()
+        if given is None and self.args.answer is not None:
+            say('Answer it by --solve "...", or leave out --answer.')
+            return
+        before = None
+        if task.before:
+            before = self.make(task.before())
+            if why := before.failed:
+                fail(why, before.status)
+            print(f"\n{task.show(before)}\n")
+        while text := self.answer(f"{task.prompt}:", given, self.read):
+            outcome = before
+            if task.run:
+                outcome = self.make(task.run if task.fixed else changed(task.run, text))
+                print()
+            good, said = False, outcome.failed
+            if not said:
+                good, said = task.judge(outcome, text, before)
+            say(f"{'Solved' if good else 'Not yet'}. {said}")
+            if good or given is not None:
+                return
+            say("Try again; an empty line shows a solution.")
+            print()
+        say(f"A solution: {task.example}.")
+
+    def read(self, text):
+        """Returns what was typed as a solution; raises Mistake if it is none."""
+        task = self.exercise.task
+        if text and task.run and not task.fixed:
+            changed(task.run, text)
+        return text
+
+
+def verdict(given, seen, near):
+    """Returns the sentence that compares a prediction with what was seen."""
+    if isinstance(seen, str):
+        word = "right" if given == seen else "wrong"
+        return f"You said {given}, the run says {seen}: {word}."
+    word = "right" if abs(given - seen) <= near else "wrong"
+    return f"You said {given:g}, the run says {seen:.3g}: {word}."
+
+
+# --- The command -------------------------------------------------------------------
+
+
+def listing():
+    """Returns the list of the exercises, with minutes."""
+    rows = ["bash run.sh --lab N: a prediction, a run, and a task", ""]
+    for number, one in enumerate(EXERCISES, 1):
+        rows.append(
+            f"{number:3}  {one.minutes} min  {one.title} ({one.runs[0].folder})"
+        )
+    return "\n".join(rows)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says a mistake in one sentence."""
+
+    def error(self, message):
+        fail(message)
+
+
+def read_args(argv):
+    """Returns the arguments; ends the program if they cannot be used."""
+    parser = Parser(
+        prog="bash run.sh --lab",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("number", nargs="?", metavar="N", help="which exercise")
+    parser.add_argument("--answer", metavar="X", help="the prediction")
+    parser.add_argument("--solve", metavar="TEXT", help="the solution")
+    parser.add_argument("--logdir", metavar="DIR", help="where the runs are kept")
+    parser.add_argument("--watch", action="store_true", help="with a page for each run")
+    args = parser.parse_args(argv)
+    if args.number is None:
+        if len(argv) > 0:
+            fail(f"name an exercise, 1 to {len(EXERCISES)}")
+        return args
+    if not args.number.isdecimal() or not 0 < int(args.number) <= len(EXERCISES):
+        fail(f"there is no exercise {args.number}, only 1 to {len(EXERCISES)}")
+    args.number = int(args.number)
+    task = EXERCISES[args.number - 1].task
+    try:
+        if args.answer is not None:
+            prediction(TEXTS[args.number - 1].choices, args.answer)
+        if args.solve and task.run and not task.fixed:
+            changed(task.run, args.solve)
+    except Mistake as mistake:
+        fail(mistake)
+    return args
+
+
+def main(argv=None):
+    """Runs the command line; returns the exit status."""
+    args = read_args(sys.argv[1:] if argv is None else argv)
+    if args.number is None:
+        print(listing())
+        return 0
+    signals = Signals()
+    lab = Lab(args.number, args, signals)
+    try:
+        lab.predict()
+        lab.solve()
+        signals.check()
+    except Stop as stop:
+        print()
+        return 128 + stop.args[0]
+    print(f"\nRead more: {EXERCISES[args.number - 1].folder}/README.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
