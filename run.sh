@@ -21,6 +21,7 @@ that is made on first use (.venv, pinned versions, Python 3.10 to 3.13).
   bash run.sh AGN --window 8       run another; its options follow its name
   bash run.sh AGN --help           say which options it has
   bash run.sh AGN --watch          run it, and show on a page who waits for whom
+  bash run.sh --lab [N]            twelve exercises: predict what a run does, and see
   bash run.sh Engines/MPI AGN      start it with another engine than bash
   bash run.sh --list               name the examples and the engines
   bash run.sh --help               this text
@@ -39,16 +40,16 @@ names() {
   done
 }
 
-# Asks the registry, which any Python 3 reads; there need be no environment yet.
-registry() {
+# Runs a program of tools/ that any Python 3 reads; there need be no environment yet.
+plain() {
   local python
   for python in ${PYTHON:+"$PYTHON"} "$ROOT/.venv/bin/python" python3 python; do
     if "$python" -c 'import sys; sys.exit(sys.version_info < (3,))' >/dev/null 2>&1; then
-      PYTHONDONTWRITEBYTECODE=1 "$python" "$ROOT/tools/registry.py" "$@"
+      PYTHONDONTWRITEBYTECODE=1 "$python" "$ROOT/tools/$1" "${@:2}"
       return
     fi
   done
-  echo "run.sh: no Python 3 that starts, and $1 needs one: name it with PYTHON" >&2
+  echo "run.sh: no Python 3 that starts, and $2 needs one: name it with PYTHON" >&2
   return 1
 }
 
@@ -58,8 +59,16 @@ case ${1:-} in
     exit
     ;;
   --list)
-    registry --list
+    plain registry.py --list
     exit
+    ;;
+  --lab)
+    if [[ $# -eq 1 ]]; then
+      plain lab.py
+      exit
+    fi
+    setup_environment requirements.txt
+    exec "$SETUP_PYTHON" -B "$ROOT/tools/lab.py" "${@:2}"
     ;;
 esac
 
@@ -82,7 +91,7 @@ case $'\n'$known$'\n' in
       echo "run.sh: $name has nothing to start; see $name/README.md" >&2
       exit 2
     fi
-    near=$(registry --nearest "$name" 2>/dev/null || true)
+    near=$(plain registry.py --nearest "$name" 2>/dev/null || true)
     if [[ -n $near ]]; then
       echo "run.sh: there is no example \"$name\"; did you mean $near?" >&2
     else

@@ -6,8 +6,9 @@
                         --solve "FLAGS"    and with a solution of the second part
                         --watch            and with the page of --watch for each run
 
-lab.txt has the texts, lab_exercises.py the runs and what to look at. Each run is that of an example, started by
-lab_launcher.py as its run.sh would start it. Exit status: 0 whatever was predicted.
+lab.txt has the texts, lab_exercises.py the runs, and what is to be seen in them. Each
+run is that of an example, started by lab_launcher.py as the folder's run.sh would start
+it. The exit status is 0, be the prediction right or wrong.
 """
 
 import argparse
@@ -39,8 +40,9 @@ STEP = re.compile(r"\[(worker \d+)\] step +(\d+)/")
 PROCESS = re.compile(r"run\.sh: (\w+ \d+) is process (\d+)")
 # What a reader of an exercise need not see of a run.
 QUIET = re.compile(
-    r"is process|serves at|^\[worker 0\] (variable|\S+ +\d+ +\S)|curves:"
+    r"is process|serves at|^\[worker 0\] (variable|\S+ +\d+ +\S)|(curves|result):"
 )
+LOGDIR = re.compile(r", logdir .*")  # of a run; said at the end, once
 SETTING = re.compile(r"(NUM_PS|NUM_WORKERS)=([1-9])")
 
 
@@ -191,7 +193,7 @@ class Plain:
         for line in self.process.stdout:
             self.said.append((time.monotonic(), line.rstrip("\n")))
             if not QUIET.search(line):
-                print(f"  {line.rstrip()}", flush=True)
+                print(f"  {LOGDIR.sub('', line.rstrip())}", flush=True)
 
     def lines(self):
         """Returns (when, line) for each line so far."""
@@ -303,17 +305,18 @@ class Lab:
 
     def __init__(self, number, args, signals):
         self.number, self.exercise = number, EXERCISES[number - 1]
-        self.texts, self.made = TEXTS[number - 1], 0
+        self.texts, self.logdirs = TEXTS[number - 1], []
         self.args, self.signals = args, signals
         self.began = time.strftime("%Y-%m-%d_%H-%M-%S")
 
     def make(self, one):
-        """Makes a run, in the folder's logdir or in the reader's; returns its Outcome."""
-        self.made += 1
-        name = f"{self.began}-lab-{self.number}-{os.getpid()}-{self.made}"
+        """Makes a run, in the folder's logdir or in --logdir; returns its Outcome."""
+        number = len(self.logdirs) + 1
+        name = f"{self.began}-lab-{self.number}-{os.getpid()}-{number}"
         logdir = ROOT / one.folder / "logdir" / name
         if own := self.args.logdir:
-            logdir = Path(own).absolute() / str(self.made)
+            logdir = Path(own).absolute() / str(number)
+        self.logdirs.append(logdir)
         return perform(one, logdir, self.signals, self.args.watch)
 
     def answer(self, prompt, given, read):
@@ -413,10 +416,10 @@ def verdict(given, seen, near):
 def listing():
     """Returns the list of the exercises, with minutes."""
     rows = ["bash run.sh --lab N: a prediction, a run, and a task", ""]
-    for number, one in enumerate(EXERCISES, 1):
-        rows.append(
-            f"{number:3}  {one.minutes} min  {one.title} ({one.runs[0].folder})"
-        )
+    for number, (one, text) in enumerate(zip(EXERCISES, TEXTS, strict=True), 1):
+        rows.append(f"{number:3}  {text.minutes} min  {text.title} ({one.folder})")
+    minutes = sum(text.minutes for text in TEXTS)
+    rows.append(f"\nTogether {minutes} minutes. docs/lab.md is the page for teachers.")
     return "\n".join(rows)
 
 
@@ -474,7 +477,10 @@ def main(argv=None):
     except Stop as stop:
         print()
         return 128 + stop.args[0]
-    print(f"\nRead more: {EXERCISES[args.number - 1].folder}/README.md")
+    print("\nThe runs are in")
+    for logdir in lab.logdirs:
+        print(f"  {os.path.relpath(logdir)}")
+    print(f"Read more: {EXERCISES[args.number - 1].folder}/README.md")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""The twelve exercises of lab.py: their texts, their runs, and what to look at.
+"""The twelve exercises of lab.py: their texts, their runs, what to look at.
 
-What is right comes from the counters of the run itself: `see` of an exercise returns what
-the run says, beside numbers or a picture, and `judge` of a task says whether a solution
-solves it. Times are used only where a worker is frozen, for seconds.
+What is right comes from the counters of the runs: `see` of an exercise returns what
+they say, beside numbers or a picture, and `judge` of a task says whether a run solves
+it. Times count only where a worker is frozen for seconds, and where rates are compared.
 """
 
 import json
@@ -18,7 +18,7 @@ PIECE = re.compile(r"center/part_\d+ +(\d+)")
 FROZEN = 4  # seconds of a freeze
 # Seconds of a gradient, of three workers.
 EVEN = "--slow_workers 0.03"
-UNEVEN = "--slow_workers 0.03,0.03,0.06"
+UNEVEN = "--slow_workers 0.06,0.06,0.12"
 BAR = 40  # characters of the longest bar
 # What a run takes from the environment, and a run of an exercise does not.
 SETTINGS = ("NUM_PS", "NUM_WORKERS", "PEERS", "BASE_PORT", "TIMEOUT", "MAX_RESTARTS")
@@ -58,11 +58,11 @@ class Outcome(NamedTuple):
     def failed(self):
         """Returns why the run is no answer, "" if it is one.
 
-        Training that diverges has no result, but its accuracy is known: that of guessing.
+        Training that diverges has no result: its accuracy is that of guessing.
         """
         if not self.status or any("training diverged" in line for line in self.said):
             return ""
-        return f"the run ended with status {self.status}, see above"
+        return f"The run ended with status {self.status}, see above"
 
     @property
     def accuracy(self):
@@ -89,7 +89,7 @@ class Outcome(NamedTuple):
 class Task(NamedTuple):
     """The second part of an exercise: what is typed, and what judges it.
 
-    `judge(outcome, text, before)` returns (whether it is solved, a sentence about the run).
+    `judge(outcome, text, before)` returns whether it is solved, and what the run says.
     """
 
     prompt: str
@@ -130,7 +130,7 @@ TITLE = re.compile(r"^# (\d+)\. (.*) \((\d+) minutes\)$", re.M)
 
 
 def texts():
-    """Returns the Texts of all exercises, those of lab.txt, in the order of their numbers."""
+    """Returns the Texts of all exercises, in the order of their numbers."""
     _, *found = TITLE.split(Path(__file__).with_name("lab.txt").read_text("utf-8"))
     every = []
     for title, minutes, text in zip(found[1::4], found[2::4], found[3::4], strict=True):
@@ -246,8 +246,8 @@ def see_slow(outcomes):
 
 def hide_straggler():
     """3: a run in which one of four workers is slow."""
-    speeds = ["0.03"] * 4
-    speeds[random.randrange(4)] = "0.2"
+    speeds = ["0.06"] * 4
+    speeds[random.randrange(4)] = "0.3"
     return Try("HogWild", f"--steps 300 --slow_workers {','.join(speeds)}", 4)
 
 
@@ -262,7 +262,7 @@ def judge_straggler(_, text, outcome):
     slow = outcome.result["flags"]["slow_workers"]
     which = slow.index(max(slow))
     rounds = outcome.rounds[which]
-    said = f"Worker {which} is the straggler: it made {rounds} of 300 rounds."
+    said = f"Worker {which} is the straggler: it made {rounds} of the 300 rounds."
     return text.removeprefix("worker").strip() == str(which), said
 
 
@@ -438,7 +438,7 @@ KILLED = Try(
 FREEZE = Try(
     "Synchronous-SGD", f"--steps 160 {EVEN}", 3, acts=(Act(80, "worker 1", FROZEN),)
 )
-BACKUP = Try("Synchronous-SGD", f"--steps 160 {UNEVEN} --replicas_to_aggregate 2", 3)
+BACKUP = Try("Synchronous-SGD", f"--steps 100 {UNEVEN} --replicas_to_aggregate 2", 3)
 BOUND = "--steps 200 --slow_workers 0.03,0.03,0.09 --staleness 4"
 BOUND = Try("Stale-Synchronous-Parallel", BOUND, 3)
 ELASTIC = Try("AEASGD", "--steps 60 --beta 0.002", 2)
@@ -463,18 +463,18 @@ EXERCISES = [
         ),
     ),
     Exercise(
-        (Try("HogWild", f"--steps 320 {EVEN}", 4),),
+        (Try("HogWild", "--steps 160 --slow_workers 0.1", 4),),
         see_staleness,
         Task(
             "Your flags",
             "NUM_WORKERS=2",
             judge_staleness,
-            Try("HogWild", f"--steps 200 {EVEN}", 4),
+            Try("HogWild", "--steps 100 --slow_workers 0.1", 4),
         ),
         near=0.75,
     ),
     Exercise(
-        (Try("HogWild", f"--steps 300 {UNEVEN}", 3),),
+        (Try("HogWild", f"--steps 200 {UNEVEN}", 3),),
         see_slow,
         Task(
             "The number of the slow worker",

@@ -1,7 +1,7 @@
 """Starts a run as its folder's launch.py does, and says which process each task is.
 
-lab.py starts this program, and freezes and kills tasks by what it says. LAB_FOLDER, from
-the environment, is the folder of the example; all else is as launch.py explains it.
+lab.py starts this program, and freezes and kills tasks by what it says. LAB_FOLDER,
+from the environment, is the folder of the example; the rest is that of launch.py.
 """
 
 import os
