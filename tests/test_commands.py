@@ -79,7 +79,7 @@ case "${1-} ${2-}" in
   "-B "*launch*.py) # run.sh: what it starts is to be this program, too
     me=$(cd "${0%/*}" && pwd)/${0##*/}
     exec @python@ -B -c @starts@ "$me" "${@:2}" ;;
-  "-B "*watch.py) exec @python@ "$2" --help ;; # it would serve a page
+  "-B "*watch.py | "-B "*lab.py) exec @python@ "$2" --help ;; # it would last
 esac
 case ${1##*/} in
   @scripts@) @scheme@ ;;

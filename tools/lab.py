@@ -443,7 +443,9 @@ def read_args(argv):
     parser.add_argument("--solve", metavar="TEXT", help="the solution")
     parser.add_argument("--logdir", metavar="DIR", help="where the runs are kept")
     parser.add_argument("--watch", action="store_true", help="with a page for each run")
-    args = parser.parse_args(argv)
+    # What a solution begins with is no flag of this program.
+    text = "\0".join(argv).replace("--solve\0", "--solve=")
+    args = parser.parse_args(text.split("\0") if argv else [])
     if args.number is None:
         if len(argv) > 0:
             fail(f"name an exercise, 1 to {len(EXERCISES)}")
