@@ -43,6 +43,7 @@ QUIET = re.compile(
     r"is process|serves at|^\[worker 0\] (variable|\S+ +\d+ +\S)|(curves|result):"
 )
 LOGDIR = re.compile(r", logdir .*")  # of a run; said at the end, once
+ENDED = "The run ended with status {}, see above."
 SETTING = re.compile(r"(NUM_PS|NUM_WORKERS)=([1-9])")
 
 
@@ -249,6 +250,12 @@ class Watched:
         self.server.shutdown()
 
 
+def tell(pid, number):
+    """Sends a signal to a process, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def perform(one, logdir, signals, watch=False):
     """Makes a run, and does to its tasks what it says; returns its Outcome."""
     say()
@@ -269,26 +276,26 @@ def perform(one, logdir, signals, watch=False):
             if status is not None:
                 break
             now = time.monotonic() - begin
-            if due and steps and max(step for *_, step in steps) >= due[0].at:
+            step = max((step for *_, step in steps), default=0)
+            if due and step >= due[0].at:
                 act = due.pop(0)
-                acts.append((now, steps[-1][2]))
+                acts.append((now, step))
                 what = "freezes" if act.seconds else "kills"
                 then = f" for {act.seconds} s" if act.seconds else ""
                 print(f"  lab: {what} {act.task}{then}", flush=True)
                 if act.seconds:
                     frozen[processes[act.task]] = now + act.seconds
                 number = signal.SIGSTOP if act.seconds else signal.SIGKILL
-                os.kill(processes[act.task], number)
+                tell(processes[act.task], number)
             for pid, end in list(frozen.items()):
                 if now >= end:
                     del frozen[pid]
-                    os.kill(pid, signal.SIGCONT)
+                    tell(pid, signal.SIGCONT)
             signals.check()
             time.sleep(0.02)
     finally:
         for pid in frozen:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            tell(pid, signal.SIGCONT)
         run.end()
     result = {}
     with contextlib.suppress(OSError, ValueError):
@@ -356,8 +363,8 @@ class Lab:
         outcomes = []
         for one in self.exercise.runs:
             outcomes.append(self.make(one))
-            if why := outcomes[-1].failed:
-                fail(why, outcomes[-1].status)
+            if outcomes[-1].status and not outcomes[-1].diverged:
+                fail(ENDED.format(outcomes[-1].status), outcomes[-1].status)
         seen, picture = self.exercise.see(outcomes)
         print(f"\nWhat happened\n\n{textwrap.indent(picture, '  ')}\n")
         print(f"{verdict(given, seen, self.exercise.near)}\n")
@@ -375,16 +382,19 @@ class Lab:
         before = None
         if task.before:
             before = self.make(task.before())
-            if why := before.failed:
-                fail(why, before.status)
+            if before.status:
+                fail(ENDED.format(before.status), before.status)
             print(f"\n{task.show(before)}\n")
         while text := self.answer(f"{task.prompt}:", given, self.read):
             outcome = before
             if task.run:
                 outcome = self.make(task.run if task.fixed else changed(task.run, text))
                 print()
-            good, said = False, outcome.failed
-            if not said:
+            if outcome.status:
+                good, said = False, ENDED.format(outcome.status)
+            elif task.run and len(outcome.acts) < len(task.run.acts):
+                good, said = False, "The run was over too soon: nothing was done to it."
+            else:
                 good, said = task.judge(outcome, text, before)
             say(f"{'Solved' if good else 'Not yet'}. {said}")
             if good or given is not None:
@@ -487,4 +497,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    # A screen that is gone ends this program, and then the launcher, which hears of it.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

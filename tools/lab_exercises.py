@@ -55,14 +55,9 @@ class Outcome(NamedTuple):
     logdir: Path
 
     @property
-    def failed(self):
-        """Returns why the run is no answer, "" if it is one.
-
-        Training that diverges has no result: its accuracy is that of guessing.
-        """
-        if not self.status or any("training diverged" in line for line in self.said):
-            return ""
-        return f"The run ended with status {self.status}, see above"
+    def diverged(self):
+        """Says whether the run failed because its numbers are none any more."""
+        return any("training diverged" in line for line in self.said)
 
     @property
     def accuracy(self):
@@ -77,13 +72,13 @@ class Outcome(NamedTuple):
     @property
     def lost(self):
         """Returns how many updates a kill has undone."""
-        return self.acts[0][1] - self.result["resumed_from"] if self.acts else 0
+        return self.acts[0][1] - self.result["resumed_from"]
 
     @property
     def longest(self):
         """Returns the longest time without a line from the other workers, in s."""
         times = [t for t, worker, _ in self.steps if worker != "worker 1"]
-        return max(b - a for a, b in zip(times, times[1:], strict=False))
+        return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
 
 
 class Task(NamedTuple):
