@@ -28,7 +28,7 @@ ANSWERS = {
     4: ("b", "a", "--replicas_to_aggregate 2", "--seed 0"),
     5: ("c", "a", "--replicas_to_aggregate 3", "--seed 0"),
     6: ("4", "20", "--staleness 100", "--seed 0"),
-    7: ("c", "b", "--window 100", "--seed 0"),
+    7: ("c", "b", "--window 200", "--seed 0"),
     8: ("c", "a", "--beta 0.9", "--seed 0"),
     9: ("b", "a", "28,860", "38480"),
     10: ("20", "2", "--window 100", "--seed 0"),

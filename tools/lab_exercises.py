@@ -19,6 +19,7 @@ FROZEN = 4  # seconds of a freeze
 # Seconds of a gradient, of three workers.
 EVEN = "--slow_workers 0.03"
 UNEVEN = "--slow_workers 0.06,0.06,0.12"
+ROWS = 16  # of a picture of a run
 BAR = 40  # characters of the longest bar
 # What a run takes from the environment, and a run of an exercise does not.
 SETTINGS = ("NUM_PS", "NUM_WORKERS", "PEERS", "BASE_PORT", "TIMEOUT", "MAX_RESTARTS")
@@ -163,14 +164,15 @@ def by_worker(numbers, unit=""):
     return bars([(f"worker {k}", n) for k, n in enumerate(numbers)], unit)
 
 
-def progress(outcome, every=1.0):
-    """Returns how many updates the run had made after each second."""
+def progress(outcome):
+    """Returns how many updates the run had made after each second, or some seconds."""
     begin = outcome.steps[0][0]
     points = [(t - begin, step) for t, _, step in outcome.steps]
+    every = 1 + int(points[-1][0] / ROWS)
     rows = []
-    for second in range(int(points[-1][0] / every) + 2):
-        before = [step for t, step in points if t <= second * every]
-        rows.append((f"{second * every:2.0f} s", before[-1]))
+    for second in range(0, int(points[-1][0]) + every + 1, every):
+        before = [step for t, step in points if t <= second]
+        rows.append((f"{second:2} s", max(before)))
     return bars(rows, " updates")
 
 
@@ -338,7 +340,7 @@ def see_center(outcomes):
     own = list(one.result["loss_per_worker"].values())
     rows = [(f"worker {k}, its own weights", n) for k, n in enumerate(own)]
     rows.append(("center variable", one.result["test_loss"]))
-    behind = one.result["test_loss"] > 2 * max(own)
+    behind = one.result["test_loss"] > 2 * min(own)
     said = f"Test accuracy of the center variable: {one.accuracy:.2f}"
     return "c" if behind else "a", f"{bars(rows, ' loss')}\n\n{said}"
 
@@ -436,7 +438,7 @@ FREEZE = Try(
 BACKUP = Try("Synchronous-SGD", f"--steps 100 {UNEVEN} --replicas_to_aggregate 2", 3)
 BOUND = "--steps 200 --slow_workers 0.03,0.03,0.09 --staleness 4"
 BOUND = Try("Stale-Synchronous-Parallel", BOUND, 3)
-ELASTIC = Try("AEASGD", "--steps 60 --beta 0.002", 2)
+ELASTIC = Try("AEASGD", "--steps 60 --slow_workers 0.006 --beta 0.002", 2)
 LARGE = Try("HogWild", f"--steps 300 {EVEN} --learning_rate 0.8", 4)
 
 EXERCISES = [
@@ -504,7 +506,7 @@ EXERCISES = [
         see_window,
         Task(
             "Your flag",
-            "--window 100",
+            "--window 200",
             judge_faster,
             Try("DOWNPOUR-Easy", "--steps 400 --window 1", 2),
             before=lambda: Try("Non-Distributed-Setup", "--steps 8000"),
