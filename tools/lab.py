@@ -139,7 +139,10 @@ def changed(one, text):
     for word in words:
         if word.partition("=")[0] in ("--logdir", "--steps", "--help", "--check"):
             raise Mistake(f"{word} stays as it is in this exercise")
-    return one._replace(flags=shlex.join([*shlex.split(one.flags), *words]))
+    kept = shlex.split(one.flags)  # a name and a value, and so on
+    for name in {word.partition("=")[0] for word in words} & {*kept}:
+        del kept[kept.index(name) : kept.index(name) + 2]
+    return one._replace(flags=shlex.join([*kept, *words]))
 
 
 # --- A run -------------------------------------------------------------------------
@@ -290,6 +293,7 @@ def perform(one, logdir, signals, watch=False):
             for pid, end in list(frozen.items()):
                 if now >= end:
                     del frozen[pid]
+                    acts.append((now, step))
                     tell(pid, signal.SIGCONT)
             signals.check()
             time.sleep(0.02)
