@@ -173,7 +173,7 @@ def progress(outcome):
     rows = []
     for second in range(0, int(points[-1][0]) + every + 1, every):
         before = [step for t, step in points if t <= second]
-        rows.append((f"{second:2} s", max(before)))
+        rows.append((f"{second:2} s", before[-1]))
     return bars(rows, " updates")
 
 
