@@ -68,7 +68,8 @@ class Ring:
     """
 
     def __init__(self, args):
-        self.workers, self.keys = len(args.worker_hosts), itertools.count(1)
+        self.workers = len(args.worker_hosts)
+        self.keys, self.after = itertools.count(1), []  # what an operation waits for
         self.device = f"/job:worker/task:{args.task_index}"
 
     @staticmethod
@@ -105,10 +106,10 @@ class Ring:
         return [tf.concat(bucket, axis=0) for bucket in buckets]
 
     def _reduced(self, tensor, merge, final="Id"):
-        if self.workers == 1:
-            return tf.identity(tensor)
         size = (tensor.shape.num_elements() or 0) * tensor.dtype.size
-        with tf.device(self.device):
+        with tf.device(self.device), tf.control_dependencies(self.after):
+            if self.workers == 1:
+                return tf.identity(tensor)
             return tf.raw_ops.CollectiveReduce(
                 input=tensor,
                 group_size=self.workers,

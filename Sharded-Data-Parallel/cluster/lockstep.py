@@ -80,12 +80,13 @@ class Calls:
         numbers = itertools.count(1)
 
         def round_with_keys(last):
-            # The same keys on every worker, whatever it builds beside. And one round
-            # after the other: the gradient of a linear loss does not wait for weights.
-            usual, ring.keys = ring.keys, itertools.count(next(numbers) * KEYS)
-            with tf.control_dependencies(tf.nest.flatten(last.update)):
-                made = one_round(last)
-            ring.keys = usual
+            # The same keys on every worker, whatever it builds beside. And one round's
+            # sums after the other's: a gradient of a linear loss waits for no weights.
+            usual = ring.keys, ring.after
+            ring.keys = itertools.count(next(numbers) * KEYS)
+            ring.after = tf.nest.flatten(last.update)
+            made = one_round(last)
+            ring.keys, ring.after = usual
             return made
 
         self.rounds = rounds.Calls(round_with_keys, sizes)

@@ -129,7 +129,7 @@ class Center:
         self.bytes += 4 * tensor.shape[-1] * (self.workers - 1)
         options |= dict(group_size=self.workers, group_key=ring.GROUP)
         options |= dict(instance_key=next(self.ring.keys), communication_hint="ring")
-        with tf.device(self.ring.device):
+        with tf.device(self.ring.device), tf.control_dependencies(self.ring.after):
             return operation(input=tensor, **options)
 
     def sent(self):
