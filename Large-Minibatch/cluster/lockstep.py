@@ -80,11 +80,10 @@ class Calls:
         numbers = itertools.count(1)
 
         def round_with_keys(last):
-            # The same keys on every worker, whatever it builds beside. And one round's
-            # sums after the other's: a gradient of a linear loss waits for no weights.
+            # The same keys on every worker, whatever it builds beside. And no sum before
+            # the round before is over: a linear loss has its gradient without weights.
             usual = ring.keys, ring.after
-            ring.keys = itertools.count(next(numbers) * KEYS)
-            ring.after = tf.nest.flatten(last.update)
+            ring.keys, ring.after = itertools.count(next(numbers) * KEYS), last.update
             made = one_round(last)
             ring.keys, ring.after = usual
             return made

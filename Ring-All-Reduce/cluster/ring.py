@@ -69,7 +69,7 @@ class Ring:
 
     def __init__(self, args):
         self.workers = len(args.worker_hosts)
-        self.keys, self.after = itertools.count(1), []  # what an operation waits for
+        self.keys, self.after = itertools.count(1), []
         self.device = f"/job:worker/task:{args.task_index}"
 
     @staticmethod
@@ -117,8 +117,7 @@ class Ring:
                 instance_key=next(self.keys),
                 merge_op=merge,
                 final_op=final,
-                # One entry for each ring. 0: it has the workers in their order.
-                subdiv_offsets=[0] * rings(size, self.workers),
+                subdiv_offsets=[0] * rings(size, self.workers),  # 0: in their order
                 communication_hint="ring",
             )
 
