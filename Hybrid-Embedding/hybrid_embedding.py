@@ -99,9 +99,12 @@ def graph(args, center, table, stats, ring, halves, batch, loss, last):
         pulled, found = table.pull(asked, t, admission, after=applied)
         pulled_here, where, inputs = halves.over([pulled, where, inputs])
 
+    # w   (on this worker)
+    with tf.name_scope("read"), tf.control_dependencies(last.update):
+        weights = center.read_value()
+
     # g_w := ∇ loss(w, e_seen; mini-batch);   g := ∇ ∑ loss   (worker)
     with tf.name_scope("gradient"):
-        weights = center.read_value()
         rows = tf.gather(pulled_here, tf.reshape(where, tf.shape(inputs[0])))
         value = loss((weights, rows), inputs)
         g_w = rounds.gradient(value, weights)

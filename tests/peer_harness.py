@@ -66,9 +66,8 @@ class Peer:
             of_chief = {v.ref() for v in (stats.step, stats.counters, stats.stalest)}
             shared = [v for v in tf.global_variables() if v.ref() not in of_chief]
             shared.append(stats.number)
-            whole = getattr(self.ring, "ring", self.ring)
-            self.broadcast = whole.broadcast(shared, index == 0)
-            self.check = ring.ConsistencyCheck(whole, shared)
+            self.broadcast = self.ring.broadcast(shared, index == 0)
+            self.check = ring.ConsistencyCheck(self.ring, shared)
             self.extra = run.extra(self) if run.extra else None
             # Where nobody has all of w, it is read from workers who are between rounds.
             self.whole = getattr(center, "part", center)

@@ -98,9 +98,9 @@ class Peers:
 
     def __init__(self, training, ring, calls):
         self.training, self.calls, self.saver = training, calls, None
-        self.group = peers.Peers(training, ring.ring, calls)
+        self.group = peers.Peers(training, ring, calls)
         self.together, self.end = self.group.together, self.group.end
-        self.all = ring.ring.sum(tf.zeros([1]))  # after which all have called it
+        self.all = ring.sum(tf.zeros([1]))  # after which all have called it
         if training.chief:
             center, own = ring.held, training.checkpoints.saver
             self.saver = Saver(own, center, training.server.target)

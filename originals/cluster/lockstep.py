@@ -80,12 +80,12 @@ class Calls:
         numbers = itertools.count(1)
 
         def round_with_keys(last):
-            # The same keys on every worker, whatever it builds beside. And one round
-            # after the other: the gradient of a linear loss does not wait for weights.
-            usual, ring.keys = ring.keys, itertools.count(next(numbers) * KEYS)
-            with tf.control_dependencies(tf.nest.flatten(last.update)):
-                made = one_round(last)
-            ring.keys = usual
+            # The same keys on every worker, whatever it builds beside. And no sum before
+            # the round before is over: a linear loss has its gradient without weights.
+            usual = ring.keys, ring.after
+            ring.keys, ring.after = itertools.count(next(numbers) * KEYS), last.update
+            made = one_round(last)
+            ring.keys, ring.after = usual
             return made
 
         self.rounds = rounds.Calls(round_with_keys, sizes)

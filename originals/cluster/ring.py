@@ -68,7 +68,8 @@ class Ring:
     """
 
     def __init__(self, args):
-        self.workers, self.keys = len(args.worker_hosts), itertools.count(1)
+        self.workers = len(args.worker_hosts)
+        self.keys, self.after = itertools.count(1), []
         self.device = f"/job:worker/task:{args.task_index}"
 
     @staticmethod
@@ -105,10 +106,10 @@ class Ring:
         return [tf.concat(bucket, axis=0) for bucket in buckets]
 
     def _reduced(self, tensor, merge, final="Id"):
-        if self.workers == 1:
-            return tf.identity(tensor)
         size = (tensor.shape.num_elements() or 0) * tensor.dtype.size
-        with tf.device(self.device):
+        with tf.device(self.device), tf.control_dependencies(self.after):
+            if self.workers == 1:
+                return tf.identity(tensor)
             return tf.raw_ops.CollectiveReduce(
                 input=tensor,
                 group_size=self.workers,
@@ -116,8 +117,7 @@ class Ring:
                 instance_key=next(self.keys),
                 merge_op=merge,
                 final_op=final,
-                # One entry for each ring. 0: it has the workers in their order.
-                subdiv_offsets=[0] * rings(size, self.workers),
+                subdiv_offsets=[0] * rings(size, self.workers),  # 0: in their order
                 communication_hint="ring",
             )
 

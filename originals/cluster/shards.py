@@ -15,27 +15,16 @@ from cluster import ring, units
 from cluster import tensorflow_v1 as tf
 
 
-class Ring:
+class Ring(ring.Ring):
     """All workers of a run. Their center variable is whole on each, or in parts."""
 
-    config = staticmethod(ring.Ring.config)
-
     def __init__(self, args):
-        self.args, self.ring, self.held = args, ring.Ring(args), None
-        self.largest = self.ring.largest  # about what all agree, see lockstep
-
-    @property
-    def keys(self):
-        """What tells apart the operations that all make; each round has its own."""
-        return self.ring.keys
-
-    @keys.setter
-    def keys(self, keys):
-        self.ring.keys = keys
+        super().__init__(args)
+        self.args, self.held = args, None
 
     def center(self, learning):
         """Returns the Center, as --stage wants it."""
-        self.held = Center(self.args, self.ring, learning)
+        self.held = Center(self.args, self, learning)
         return self.held
 
 
@@ -129,7 +118,7 @@ class Center:
         self.bytes += 4 * tensor.shape[-1] * (self.workers - 1)
         options |= dict(group_size=self.workers, group_key=ring.GROUP)
         options |= dict(instance_key=next(self.ring.keys), communication_hint="ring")
-        with tf.device(self.ring.device):
+        with tf.device(self.ring.device), tf.control_dependencies(self.ring.after):
             return operation(input=tensor, **options)
 
     def sent(self):
