@@ -73,7 +73,7 @@ class Peer:
             self.whole = getattr(center, "part", center)
             if getattr(center, "shards", None):
                 self.whole = None
-            self.meet = whole.sum(tf.zeros([1]))
+            self.meet = self.ring.sum(tf.zeros([1]))
             self.open = stats.open()
             begin = checkpoint.begin_operations()
             mine = shared[:-1] if index else tf.global_variables()

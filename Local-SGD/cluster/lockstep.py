@@ -80,8 +80,8 @@ class Calls:
         numbers = itertools.count(1)
 
         def round_with_keys(last):
-            # The same keys on every worker, whatever it builds beside. And no sum before
-            # the round before is over: a linear loss has its gradient without weights.
+            # The same keys on every worker, whatever it builds beside. And no sum
+            # before the last round is over: not all gradients wait for weights.
             usual = ring.keys, ring.after
             ring.keys, ring.after = itertools.count(next(numbers) * KEYS), last.update
             made = one_round(last)
