@@ -67,6 +67,7 @@ def state(args, center, stats):
         start = dict(x=x, m=tf.zeros(x.shape), v=tf.zeros(x.shape), t=0.0)
         # Merges that it has seen: before the first it has to get all fragments.
         start |= dict(seen=tf.constant(-args.fragments, tf.int64))
+        start |= dict(answered=tf.constant(-1, tf.int64))
         start |= dict(since=0, steps=tf.zeros([args.fragments], tf.int32))
         mine = [tf.get_variable(k, initializer=v, **own) for k, v in start.items()]
     outer = atomic.beside(center, "outer", rows=1)
@@ -115,15 +116,18 @@ def graph(args, center, stats, shared, batch, loss, last):
     """
     mine, outer, merges = shared
 
-    # x, m, v, t, merges seen, inner steps since, and by fragment   (of this learner)
+    # x, m, v, t; merges seen, the last one answered; inner steps since then, and those
+    # of each fragment since it came   (of this learner)
     with tf.name_scope("read"), tf.control_dependencies(last.local):
-        x, *slots, seen, since, steps = [one.read_value() for one in mine]
+        x, *slots, seen, answered, since, steps = [one.read_value() for one in mine]
 
     # w[f] of the merges since then   (ps → worker)
     with tf.name_scope("pull"):
         # x[f] ← α x[f] + (1 − α) w[f],  steps[f] ← 0
         x, t, new, pulled = merges.pull(x, seen, args.mix, after=last.update)
-        seen, since = tf.identity(t), tf.where(tf.size(new) > 0, 0, since)
+        seen = tf.identity(t)
+        # Who has no answer in the last merge begins its T / F steps anew.
+        since = tf.where_v2((tf.size(new) > 0) & (answered < seen - 1), 0, since)
         steps = tf.tensor_scatter_nd_update(steps, new[:, None], tf.zeros_like(new))
 
     # Batch and loss are built in the loop's body: every step has its own mini-batch and
@@ -163,6 +167,8 @@ def graph(args, center, stats, shared, batch, loss, last):
             weight = tf.math.divide_no_nan(tokens**2, made)
         pushed = merges.rows(answer, told)
         taken = merges.answer(now, rows, pushed, weight)
+        since = tf.where_v2(told[1] > 0, count - ahead, since + count)
+        answered = tf.where_v2(told[1] > 0, told[0], answered)
         examples = count * args.batch_size
         counted = merges.claim(rows, taken, staleness, examples, seconds, pulled)
 
@@ -181,7 +187,7 @@ def graph(args, center, stats, shared, batch, loss, last):
 
         update = merges.merge(counted, pushed, rule)
 
-    values = [after, *slots, seen, since + count, steps + count]
+    values = [after, *slots, seen, answered, since, steps + count]
     local = [v.assign(s, read_value=False) for v, s in zip(mine, values, strict=True)]
     return rounds.Round(value, counted, update, local)
 

@@ -86,29 +86,28 @@ class Syncer:
     def ask(self, since, steps, every):
         """Returns t, the open merge; how many rows this learner is to answer, 1 or 0.
 
-        And how many steps are in its fragment f; all int64 or int32 on ps 0. Then
-        [f, rows], int32 on this worker. A learner answers after `every` inner steps
-        `since` it saw a merge, and once if K have. Not without `steps` [F] of f.
+        And how many steps are in its fragment: all of them on ps 0. Then [t, rows],
+        int64 on this worker. A learner answers `every` inner steps, if it has made so
+        many `since` the last answer, and once if K have. Not without `steps` [F] of f.
         """
         made = tf.concat([steps, [since]], axis=0)  # one message
         with tf.device(self.stats.device), tf.control_dependencies([made]):
             t, weights = self.stats.step.read_value(), self.weights.read_value()
-            turn = tf.cast(t % self.args.fragments, tf.int32)
             reached, _, _ = self._reached(weights, tf.timestamp())
             wanted = reached & tf.equal(weights[self.stats.me], 0)
-            wanted |= (made[-1] > 0) & tf.equal(made[-1] % every, 0)
-            count = tf.cast(wanted & (made[turn] > 0), tf.int32)
-            told = tf.stack([turn, count])
-        return t, count, made[turn], tf.identity(told)
+            wanted |= made[-1] >= every
+            mine = made[tf.cast(t % self.args.fragments, tf.int32)]
+            rows = tf.cast(wanted & (mine > 0), tf.int64)
+            told = tf.stack([t, rows])
+        return t, rows, mine, tf.identity(told)
 
     def rows(self, x, told):
-        """Returns fragment f of x on each ps, [1 or 0, ..]; `told` is [f, rows]."""
-        turn, count = tf.unstack(told)
-        rows = [
-            part.get(piece, tf.fill([count], turn))
-            for part, piece in zip(self.parts, self._split(x), strict=True)
-        ]
-        return rounds.send(rows, self.center)
+        """Returns fragment f of x on each ps, [1 or 0, ..]; `told` is [t, rows]."""
+        sent = []
+        for part, piece in zip(self.parts, self._split(x), strict=True):
+            turn = tf.fill([told[1]], part.turn(told[0]))
+            sent.append(part.get(piece, turn))
+        return rounds.send(sent, self.center)
 
     def answer(self, t, count, pushed, weight):
         """Notes an answer to merge t, `count` rows of it; says if it was in time."""
