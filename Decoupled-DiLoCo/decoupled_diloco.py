@@ -153,24 +153,26 @@ def graph(args, center, stats, shared, batch, loss, last):
         with tf.control_dependencies([after]):
             seconds = (tf.timestamp() - began) / count
 
-    # x[f], if the open merge is to have it   (worker → ps), while o steps go on
-    # staleness := merges between the pull and this
-    with tf.name_scope("push"):
+    # Is a merge to have x[f], of before the o steps, or after one?   (ps 0 → worker)
+    with tf.name_scope("ask"):
         answer, ahead = (x, 0) if args.overlap else (after, 1)
         with tf.control_dependencies([answer]):
             every = args.window // args.fragments
             now, rows, made, told = merges.ask(since + ahead, steps + ahead, every)
+        since = tf.where_v2(told[1] > 0, count - ahead, since + count)
+        answered = tf.where_v2(told[1] > 0, told[0], answered)
+
+    # x[f]   (worker → ps, where ps 0 says whether the merge is due)
+    # staleness := merges of others in this round
+    with tf.name_scope("push"):
+        pushed = merges.rows(answer, told)
         with tf.device(stats.device):
             # a_k := tokens² / steps
             made = tf.cast(made, tf.float32)
-            tokens, staleness = args.batch_size * made, now - t
-            weight = tf.math.divide_no_nan(tokens**2, made)
-        pushed = merges.rows(answer, told)
+            weight = tf.math.divide_no_nan((args.batch_size * made) ** 2, made)
         taken = merges.answer(now, rows, pushed, weight)
-        since = tf.where_v2(told[1] > 0, count - ahead, since + count)
-        answered = tf.where_v2(told[1] > 0, told[0], answered)
         examples = count * args.batch_size
-        counted = merges.claim(rows, taken, staleness, examples, seconds, pulled)
+        counted = merges.claim(t, rows, taken, examples, seconds, pulled)
 
     # u[f] ← μ u[f] + Δ,  w[f] ← w[f] − η_o (Δ + μ u[f])   (ps, if the merge is due)
     with tf.name_scope("update"):

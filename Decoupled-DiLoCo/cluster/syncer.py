@@ -66,6 +66,7 @@ class Syncer:
         return tf.concat(pieces, axis=0), t, new, self._bytes(tf.size(new))
 
     def _split(self, x):
+        """Returns the pieces of x [P] as the ps have them."""
         return tf.split(x, [part.elements for part in self.parts])
 
     def _bytes(self, count):
@@ -73,11 +74,15 @@ class Syncer:
         return 4 * sum(one.size for one in self.parts) * tf.cast(count, tf.int64)
 
     def _reached(self, weights, now):
-        """Returns whether K have answered, and all; K of those that are there."""
-        seconds = self.seconds.read_value()
-        there = now - self.heard.read_value() < GONE + 2 * seconds
+        """Returns if K have answered, or all that are there; if all; the slowest step.
+
+        A learner is there if no more than two of its rounds, and GONE seconds, have
+        passed since its last.
+        """
+        seconds, answered = self.seconds.read_value(), weights > 0
+        silent = now - self.heard.read_value()
+        there = silent < GONE + 2 * max(1, self.args.overlap) * seconds
         count = tf.reduce_sum(tf.cast(there, tf.int32))
-        answered = weights > 0
         enough = tf.minimum(self.args.quorum, tf.maximum(count, 1))
         reached = tf.reduce_sum(tf.cast(answered, tf.int32)) >= enough
         slowest = tf.reduce_max(tf.where_v2(there, seconds, tf.zeros_like(seconds)))
@@ -132,14 +137,15 @@ class Syncer:
         with tf.device(stats.device), tf.control_dependencies([stats.unlocked]):
             return tf.identity(taken)
 
-    def claim(self, count, taken, staleness, examples, seconds, pulled):
-        """Counts a round that took `seconds` a step; returns its Counted.
+    def claim(self, t, count, taken, examples, seconds, pulled):
+        """Counts a round that began at t, `seconds` a step; returns its Counted.
 
         It is `applied` if this learner has to make the open merge: it is due.
         """
         stats, args = self.stats, self.args
-        with stats.locked([taken, staleness, seconds, pulled]) as done:
+        with stats.locked([t, taken, seconds, pulled]) as done:
             now, step = tf.timestamp(), stats.step.read_value()
+            staleness = step - t  # merges of others in this round
             self.open, self.claimed = self.weights.read_value(), step
             done.append(stats.scatter("Update", self.heard, stats.me, now))
             with tf.control_dependencies(done[-1:]):
@@ -154,12 +160,13 @@ class Syncer:
             claimed = tf.where_v2(applied, now, claimed)
             moments = tf.stack([first, kth, claimed, sync])
             done.append(self.moments.assign(moments, read_value=False))
-            late = tf.cast(count > 0, tf.int64) * tf.cast(~taken, tf.int64)
-            row = stats.row(rounds=1, examples=examples) + stats.row(dropped=1) * late
+            late = (count > 0) & ~taken & ~applied
+            row = stats.row(rounds=1, examples=examples)
+            row += stats.row(dropped=1) * tf.cast(late, tf.int64)
             row += stats.row(pushed=1) * self._bytes(count)
             row += stats.row(pulled=1) * pulled
             done += stats.add(row, open_, open_, staleness)
-            became = tf.where(tf.equal(late, 1), LATE, APPLIED)
+            became = tf.where(late, LATE, APPLIED)
             became = tf.where(open_, became, OVER)
             number = step - 1 + tf.cast(applied, tf.int64)
         return stats.counted(number, staleness, applied, became)
