@@ -584,7 +584,7 @@ def test_placement(folder: str, num_ps: int) -> None:
     expected = {
         "DOWNPOUR": {"local", "local/Adagrad"},
         "Async-DiLoCo": {"m", "v", "t"},
-        "Decoupled-DiLoCo": {"x", "m", "v", "t", "seen", "since", "steps"},
+        "Decoupled-DiLoCo": {"x", "m", "v", "t", "seen", "answered", "since", "steps"},
         "AEASGD": {"x"},
         "AEAMSGD": {"x", "v"},
         "Gradient-Compression": {"error", "momentum", "rounds"},
