@@ -124,7 +124,7 @@ def graph(args, center, stats, shared, batch, loss, last):
     # w[f] of the merges since then   (ps → worker)
     with tf.name_scope("pull"):
         # x[f] ← α x[f] + (1 − α) w[f],  steps[f] ← 0
-        x, t, new, pulled = merges.pull(x, seen, args.mix, after=last.update)
+        x, t, pulled, new = merges.pull(x, seen, args.mix, after=last.update)
         seen = tf.identity(t)
         # Who has no answer in the last merge begins its T / F steps anew.
         since = tf.where_v2((tf.size(new) > 0) & (answered < seen - 1), 0, since)
@@ -156,9 +156,10 @@ def graph(args, center, stats, shared, batch, loss, last):
     # Is a merge to have x[f], of before the o steps, or after one?   (ps 0 → worker)
     with tf.name_scope("ask"):
         answer, ahead = (x, 0) if args.overlap else (after, 1)
+        every = args.window // args.fragments
         with tf.control_dependencies([answer]):
-            every = args.window // args.fragments
-            now, rows, made, told = merges.ask(since + ahead, steps + ahead, every)
+            made = tf.concat([steps, [since]], axis=0) + ahead
+        now, rows, made, told = merges.ask(made, every)
         since = tf.where_v2(told[1] > 0, count - ahead, since + count)
         answered = tf.where_v2(told[1] > 0, told[0], answered)
 

@@ -45,8 +45,8 @@ class Syncer:
     def pull(self, x, seen, mix, after):
         """Returns x with the fragments that were merged since `seen`, and what is new.
 
-        x ← mix x + (1 − mix) w of these. Then t, the merges made, int64 on ps 0; whose
-        turns it was since `seen`, int32 [n]; the bytes that came, int64.
+        x ← mix x + (1 − mix) w of these. Then t, the merges made, and the bytes that
+        came, int64 on ps 0; whose turns it was since `seen`, int32 [n].
         """
         t = self.stats.read_step(after=after[:1])
 
@@ -58,12 +58,14 @@ class Syncer:
         for w, part in zip(rounds.read(self.center, after), self.parts, strict=True):
             with tf.device(w.device):
                 found.append(part.get(w, turns()))
+        with tf.device(self.stats.device):
+            came = self._bytes(tf.minimum(t - seen, self.args.fragments))
         new, pieces = turns(), []
         parts = zip(self.parts, self._split(x), found, strict=True)
         for part, own, w in parts:
             mixed = w + mix * (part.get(own, new) - w)
             pieces.append(part.put(own, new, mixed))
-        return tf.concat(pieces, axis=0), t, new, self._bytes(tf.size(new))
+        return tf.concat(pieces, axis=0), t, came, new
 
     def _split(self, x):
         """Returns the pieces of x [P] as the ps have them."""
@@ -88,14 +90,16 @@ class Syncer:
         slowest = tf.reduce_max(tf.where_v2(there, seconds, tf.zeros_like(seconds)))
         return reached, tf.reduce_all(answered | ~there), slowest
 
-    def ask(self, since, steps, every):
+    def ask(self, made, every):
         """Returns t, the open merge; how many rows this learner is to answer, 1 or 0.
 
         And how many steps are in its fragment: all of them on ps 0. Then [t, rows],
-        int64 on this worker. A learner answers `every` inner steps, if it has made so
-        many `since` the last answer, and once if K have. Not without `steps` [F] of f.
+        int64 on this worker. `made` [F + 1] are its inner steps of each fragment, and
+        those since the last answer: it answers after `every` of them, and once if K
+        have. Not without a step of f.
         """
-        made = tf.concat([steps, [since]], axis=0)  # one message
+        with tf.device(self.stats.device):
+            made = tf.identity(made)  # one message, also for who waits for it
         with tf.device(self.stats.device), tf.control_dependencies([made]):
             t, weights = self.stats.step.read_value(), self.weights.read_value()
             reached, _, _ = self._reached(weights, tf.timestamp())
@@ -143,7 +147,9 @@ class Syncer:
         It is `applied` if this learner has to make the open merge: it is due.
         """
         stats, args = self.stats, self.args
-        with stats.locked([t, taken, seconds, pulled]) as done:
+        with tf.device(stats.device):
+            seconds = tf.identity(seconds)
+        with stats.locked([taken, seconds, pulled]) as done:
             now, step = tf.timestamp(), stats.step.read_value()
             staleness = step - t  # merges of others in this round
             self.open, self.claimed = self.weights.read_value(), step
