@@ -44,7 +44,8 @@ FULL = ("HogWild", "Synchronous-SGD", "Ring-All-Reduce")
 BY_HAND = (*FULL, "Gossip-SGD")
 MEMBERS = ("DiLoCo",)  # also with --min_workers
 # With its usual rate the momentum overshoots on windows of two steps.
-FLAGS = {"Async-DiLoCo": ["--outer_learning_rate", "0.2"]}
+SLOWLY = ["--outer_learning_rate", "0.2"]
+FLAGS = {"Async-DiLoCo": SLOWLY, "Decoupled-DiLoCo": ["--fragments", "1", *SLOWLY]}
 PATIENCE = 20  # seconds, --patience of a cell
 TIMEOUT = 180  # seconds for a cell
 

@@ -32,6 +32,7 @@ import peer_harness
 import pytest
 
 FILES = ["conformance", "sync", "rounds", "clocks", "compression", "outer", "buffer"]
+FILES += ["decoupled"]
 # The schemes: the harness that builds the graph of each, and the files that ask for it.
 SCHEMES = {
     **dict.fromkeys(harness.SCHEMES, (harness, FILES)),

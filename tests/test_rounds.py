@@ -66,6 +66,9 @@ def centers_by_rule(folder: str, count: int, start: np.ndarray) -> list:
     elif folder == "Async-DiLoCo":
         inner = [rules.adamw(0.1, 0.0)]
         out = rules.async_diloco(schedule, a, start, [2], inner, 0.7, 0.9, 1)
+    elif folder == "Decoupled-DiLoCo":  # alone, T = 1
+        inner = [rules.adamw(0.1, 0.0)]
+        out = rules.async_diloco(schedule, a, start, [1], inner, 0.7, 0.9, 1)
     elif folder == "FedBuff":
         out = rules.fedbuff(schedule, a, start, 2, 0.1, 1, 1, rules.s_of("constant"))
     elif folder == "AGN":
@@ -257,8 +260,14 @@ def cases(draw: st.DrawFn) -> dict:
     )
 
 
-# The counters of each scheme are in test_one_worker_in_calls_is_its_rule.
-@pytest.mark.parametrize("folder", launch.some(["HogWild", "AEASGD", "SAGN"], SCHEMES))
+# The counters of each scheme are in test_one_worker_in_calls_is_its_rule. A round of a
+# learner need not be an update, see test_decoupled.py.
+EACH_COUNTS = [f for f in SCHEMES if f != "Decoupled-DiLoCo"]
+
+
+@pytest.mark.parametrize(
+    "folder", launch.some(["HogWild", "AEASGD", "SAGN"], EACH_COUNTS)
+)
 @given(case=cases())
 @settings(max_examples=launch.thorough(2, 10))
 def test_counters_of_any_run(folder: str, case: dict) -> None:

@@ -7,6 +7,7 @@ gradients wait for each other on Synchronous-SGD too; what a scheme adds, on eac
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import pty
@@ -68,14 +69,23 @@ def check_stats(folder, done, workers, resumed=0, parameters=PARAMETERS):
     if hasattr(args, "replicas_to_aggregate"):
         assert made == workers * steps + dropped, done
         assert done["max_staleness"] == 0
+    elif hasattr(args, "quorum"):  # a merge takes some rounds; not each sends something
+        assert made - dropped >= steps, done
+        args.window, each = args.overlap, parameters / done["ps"] / args.fragments
+        fragment = 4 * done["ps"] * math.ceil(each)
+        for sent, least in (("bytes_pushed", steps + dropped), ("bytes_pulled", steps)):
+            assert done[sent] % fragment == 0, done
+            assert least <= done[sent] // fragment <= args.fragments * made, done
     else:
         assert (made, dropped) == (steps, 0), done
     examples = args.batch_size * getattr(args, "window", 1)
     assert done["examples"] == examples * made, done
-    assert done["bytes_pulled"] == (4 * parameters * made if distributed else 0), done
     # Of the k largest elements of P: the value, and where it stands.
     sent = 8 * round(args.keep * parameters) * made if hasattr(args, "keep") else None
-    assert done["bytes_pushed"] == (done["bytes_pulled"] if sent is None else sent)
+    if not hasattr(args, "quorum"):
+        pulled = 4 * parameters * made if distributed else 0
+        assert done["bytes_pulled"] == pulled, done
+        assert done["bytes_pushed"] == (pulled if sent is None else sent)
     assert 0 <= done["mean_staleness"] <= done["max_staleness"]
     assert done["resumed_from"] == resumed
     here = steps - resumed  # rates are of what was done since then
