@@ -143,7 +143,8 @@ def at_rate(args, scheme, rate, seed):
     )
     if "diverged" in result:
         return result
-    return {key: result[key] for key in ("test_AUC", "test_loss", "test_calibration", "mean_staleness")}
+    names = "test_AUC", "test_loss", "test_calibration", "mean_staleness"
+    return {name: result[name] for name in names}
 
 
 def of_size(args, kind, _):
@@ -218,7 +219,7 @@ def area(result):
 
 
 def megabytes(arm, result):
-    """Returns MB by day: rows and sums, and what says where a row is, by the formula."""
+    """Returns MB by day, by formula: rows, sums, and what says where a row is."""
     _, _, hashed = ARMS[arm]
     if hashed:
         return [hashed * 8 * RANK / 1e6 for _ in result["rows"]]

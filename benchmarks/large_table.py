@@ -1,9 +1,9 @@
 """A large table of rows, on two ps or in one process: rates, memory, and expiry.
 
     dynamic      rows that come and go, by cluster/dynamic.py of Dynamic-Embedding
-    partitioned  as many rows as there are, by cluster/tables.py of Partitioned-Embedding
-    hash         what one would write with tf.lookup.experimental.MutableHashTable alone:
-                 find rows, and insert these less the gradient
+    partitioned  a row for each number, by cluster/tables.py of Partitioned-Embedding
+    hash         tf.lookup.experimental.MutableHashTable alone: a worker finds rows, and
+                 inserts them again, less the gradient
     hash-again   the same, but a push finds the rows again, on the ps
     keras        tf.keras.layers.Embedding, in this process
 
@@ -247,6 +247,7 @@ def on_ps(args, stack):
     before = resident(servers)
     session.run(worker.begin)
     found, began = {}, time.monotonic()
+    found["empty"] = resident(servers)
     if args.kind != "partitioned":
         # Every other call is of an early step, so that half of the rows can expire.
         done = table.rounds["SGD"]
