@@ -28,7 +28,6 @@ import runs
 
 NAME = "embeddings"
 PARTS = ("days", "rates", "size", "lost")
-CHANCE = 0.5  # AUC
 DYNAMIC, HYBRID = "Dynamic-Embedding", "Hybrid-Embedding"
 SEEDS, ROUNDS = 5, 3  # of days and rates; of size and lost
 
@@ -79,7 +78,7 @@ BY_DAYS = """
 """
 
 # Part rates: name, folder, workers, mini-batch, updates of w per round of all workers.
-WORKERS, RATES = 4, (0.1, 0.3, 1.0, 3.0)
+WORKERS, RATES = 4, (1, 2, 4, 8)
 SYNC = "synchronous"
 SCHEMES = {
     SYNC: (DYNAMIC, 1, WORKERS * BATCH, 1, []),
@@ -213,9 +212,9 @@ def settled(result):
     return statistics.fmean(days[min(SETTLED, len(days) - 1) :]) if days else None
 
 
-def area(result):
-    """Returns the test AUC of a run, chance if it diverged, None if there is none."""
-    return CHANCE if "diverged" in result else result.get("test_AUC")
+def value(result, name):
+    """Returns a number of a run at some rate, None if it diverged or is not there."""
+    return result.get(f"test_{name}")
 
 
 def megabytes(arm, result):
@@ -238,40 +237,43 @@ def days_table(found):
         pairs = zip(areas, kept, strict=False)
         less = [a - b for a, b in pairs if a is not None and b is not None]
         there = [result for result in results if result]
-        at = [
-            runs.middle(
-                [result["rows"][min(day, len(result["rows"]) - 1)] for result in there]
-            )
-            for day in (SETTLED, DAYS - 1)
-        ]
-        most = runs.middle([megabytes(arm, result)[-1] for result in there])
-        cells = [f"{count:,.0f}" for count in at] + [f"{most:.2f}"]
-        rows.append([arm, runs.spread(areas, 4), runs.spread(less, 4), *cells])
+        counts = [[r["rows"][: day + 1][-1] for r in there] for day in (SETTLED, DAYS)]
+        cells = [f"{runs.middle(count):,.0f}" for count in counts]
+        cells.append(f"{runs.middle([megabytes(arm, r)[-1] for r in there]):.2f}")
+        less = "-" if arm == KEPT else runs.spread(less, 4)
+        rows.append([arm, runs.spread(areas, 4), less, *cells])
     head = ["", f"AUC, days {SETTLED} to {DAYS - 1}", f"less that of “{KEPT}”"]
     head += [f"rows on day {day}" for day in (SETTLED, DAYS - 1)]
     return runs.table([*head, f"MB on day {DAYS - 1}"], rows)
 
 
-def rates_table(found):
-    """Returns the table of part rates."""
-    rows = []
-    for scheme in SCHEMES:
-        results = {rate: of(found, "rates", scheme, rate) for rate in RATES}
-        stale = [one.get("mean_staleness") for each in results.values() for one in each]
-        cells = [runs.spread(map(area, each), 4) for each in results.values()]
-        if any(results.values()):
-            rows.append([scheme, *cells, f"{runs.middle(stale):.1f}"])
-    head = ["test AUC", *(f"η = {rate:g}" for rate in RATES), "staleness of a row"]
-    return runs.table(head, rows)
+def rates_tables(found):
+    """Returns the tables of part rates: test loss and AUC at each rate."""
+    text = ""
+    for name in ("loss", "AUC"):
+        rows = []
+        for scheme in SCHEMES:
+            results = [of(found, "rates", scheme, rate) for rate in RATES]
+            stale = [one.get("mean_staleness") for each in results for one in each]
+            cells = []
+            for each in results:
+                lost = sum("diverged" in one for one in each)
+                values = runs.spread([value(one, name) for one in each], 3)
+                cells.append(f"{lost} diverged, {values}" if lost else values)
+            if any(results):
+                rows.append([scheme, *cells, f"{runs.middle(stale) or 0:.1f}"])
+        head = [f"test {name}", *(f"η = {rate:g}" for rate in RATES), "staleness"]
+        text += runs.table(head, rows) + "\n"
+    return text
 
 
 def bytes_of(kind):
-    """Returns the bytes of a row by the formula, as text and as a number."""
+    """Returns the bytes of a row by the formula, as text."""
     return {
-        "dynamic": (f"8d + {SLOT} + {ENTRY}", 8 * WIDE + SLOT + ENTRY),
-        "partitioned": ("4d", 4 * WIDE),
-        "hash": (f"4d + {NODE}", 4 * WIDE + NODE),
-        "keras": ("4d; 8d with Adagrad", 4 * WIDE),
+        "dynamic": f"8d + {SLOT} + {ENTRY} = {8 * WIDE + SLOT + ENTRY}",
+        "partitioned": f"4d = {4 * WIDE}",
+        "hash": f"4d + {NODE} = {4 * WIDE + NODE}",
+        "keras": f"4d = {4 * WIDE}, with sums {8 * WIDE}",
     }[kind]
 
 
@@ -294,9 +296,7 @@ def size_tables(found):
             runs.spread([x and x / 1000 for x in values(f"rows/s, {how}")])
             for how in ("pulled", "SGD", "Adagrad")
         ]
-        text, number = bytes_of(kind)
-        cells = [f"{text} = {number}" if ";" not in text else text]
-        rows.append([name, *rates, *cells, each("with rows"), each("at most")])
+        rows.append([name, *rates, bytes_of(kind), each("with rows"), each("at most")])
         if kind == "dynamic":
             lines = [
                 [what, runs.spread(values(field), 2)]
@@ -335,8 +335,8 @@ def markdown(found):
         text += "\n### AUC by day\n\n" + days_table(found) + "\n"
         text += figures.shown("AUC, rows and MB by day", f"{NAME}-days")
     if "rates" in there:
-        text += "\n### The dense learning rate\n\n" + rates_table(found) + "\n"
-        text += figures.shown("AUC against the learning rate", f"{NAME}-rates")
+        text += "\n### The dense learning rate\n\n" + rates_tables(found)
+        text += figures.shown("loss and AUC against the learning rate", f"{NAME}-rates")
     text += size_tables(found) if "size" in there else ""
     if "lost" in there:
         text += "\n### Two workers, one row\n\n" + lost_table(found)
@@ -373,23 +373,26 @@ def draw_days(found, path):
 
 
 def draw_rates(found, path):
-    """Draws AUC against the dense learning rate, the middle seed and the range."""
-    figure, axes = figures.pyplot().subplots(figsize=(7.6, 3.8), layout="constrained")
-    for scheme, mark, color in zip(SCHEMES, "so^", "C3 C4 C0".split(), strict=True):
-        cells = {}
-        for rate in RATES:
-            areas = [area(one) for one in of(found, "rates", scheme, rate) if one]
-            if areas:
-                cells[rate] = min(areas), runs.middle(areas), max(areas)
-        if cells:
-            low, middle, high = zip(*cells.values(), strict=True)
-            axes.plot([*cells], middle, mark + "-", color=color, label=scheme)
-            axes.fill_between([*cells], low, high, color=color, alpha=0.15, lw=0)
-    axes.axhline(CHANCE, color=figures.GREY, lw=0.8, ls=":")
-    axes.text(RATES[0], CHANCE, "chance", color=figures.GREY, va="bottom")
-    figures.log_ticks(axes, RATES)
-    axes.set(xlabel="learning rate of the dense weights, η", ylabel="test AUC")
-    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 0.08))
+    """Draws loss and AUC against the dense rate, the middle seed and the range."""
+    plt = figures.pyplot()
+    figure, both = plt.subplots(1, 2, figsize=(9, 4.0), layout="constrained")
+    for axes, name in zip(both, ("loss", "AUC"), strict=True):
+        for scheme, mark, color in zip(SCHEMES, "so^", "C3 C4 C0".split(), strict=True):
+            cells = {}
+            for rate in RATES:
+                results = of(found, "rates", scheme, rate)
+                values = [value(one, name) for one in results if value(one, name)]
+                if values:
+                    cells[rate] = min(values), runs.middle(values), max(values)
+            if cells:
+                low, middle, high = zip(*cells.values(), strict=True)
+                label = None if name == "AUC" else scheme
+                axes.plot([*cells], middle, mark + "-", color=color, label=label)
+                axes.fill_between([*cells], low, high, color=color, alpha=0.15, lw=0)
+        figures.log_ticks(axes, RATES)
+        axes.minorticks_off()
+        axes.set(xlabel="learning rate of the dense weights, η", ylabel=f"test {name}")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figures.save(figure, path)
 
 
