@@ -78,7 +78,7 @@ BY_DAYS = """
 """
 
 # Part rates: name, folder, workers, mini-batch, updates of w per round of all workers.
-WORKERS, RATES = 4, (1, 2, 4, 8)
+WORKERS, RATES = 4, {1: SEEDS, 2: 2, 4: SEEDS, 8: 2}  # a rate, and its seeds
 SYNC = "synchronous"
 SCHEMES = {
     SYNC: (DYNAMIC, 1, WORKERS * BATCH, 1, []),
@@ -167,9 +167,9 @@ def plan():
     """Yields (part, what is measured, a guess of its seconds, function, how often)."""
     for arm in ARMS:
         yield "days", (arm,), 14, by_day, SEEDS
-    for rate in RATES:
+    for rate, seeds in RATES.items():
         for scheme, (_, workers, *_) in SCHEMES.items():
-            yield "rates", (scheme, rate), 8 + 4 * workers, at_rate, SEEDS
+            yield "rates", (scheme, rate), 8 + 4 * workers, at_rate, seeds
     for part, kinds, cost, make in (
         ("size", SIZES, 60, of_size),
         ("lost", LOSES, 15, losing),
@@ -461,7 +461,7 @@ def draw_rates(found, path):
                 label = None if name == "AUC" else scheme
                 axes.plot([*cells], middle, mark + "-", color=color, label=label)
                 axes.fill_between([*cells], low, high, color=color, alpha=0.15, lw=0)
-        figures.log_ticks(axes, RATES)
+        figures.log_ticks(axes, [*RATES])
         axes.minorticks_off()
         axes.set(xlabel="learning rate of the dense weights, η", ylabel=f"test {name}")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
