@@ -29,7 +29,7 @@ import runs
 NAME = "embeddings"
 PARTS = ("days", "rates", "size", "lost")
 DYNAMIC, HYBRID = "Dynamic-Embedding", "Hybrid-Embedding"
-SEEDS, ROUNDS = 5, 3  # of days and rates; of size and lost
+SEEDS, ROUNDS = 5, 2  # of days and rates; of size and lost
 
 # The log, as Dynamic-Embedding draws it; a worker's mini-batch has BATCH impressions.
 DAYS, IMPRESSIONS, BATCH = 60, 3000, 100
