@@ -272,10 +272,10 @@ def rates_tables(found):
 def bytes_of(kind):
     """Returns the bytes of a row by the formula, as text."""
     return {
-        "dynamic": f"8d + {SLOT} + {ENTRY} = {8 * WIDE + SLOT + ENTRY}",
-        "partitioned": f"4d = {4 * WIDE}",
-        "hash": f"4d + {NODE} = {4 * WIDE + NODE}",
-        "keras": f"4d = {4 * WIDE}, with sums {8 * WIDE}",
+        "dynamic": 8 * WIDE + SLOT + ENTRY,
+        "partitioned": 4 * WIDE,
+        "hash": 4 * WIDE + NODE,
+        "keras": f"{4 * WIDE}, {8 * WIDE}",
     }[kind]
 
 
@@ -313,7 +313,7 @@ def size_tables(found):
             ]
             expiry = "\n### The cost of expiry\n\n" + runs.table(["", "seconds"], lines)
     head = ["", "1,000 rows/s, pulled", "and pushed, SGD", "and pushed, Adagrad"]
-    head += ["bytes of a row", "measured", "at most"]
+    head += ["bytes by formula", "measured", "at most"]
     return f"\n### {ROWS:,} rows of {WIDE}\n\n" + runs.table(head, rows) + expiry
 
 
