@@ -125,7 +125,8 @@ def graph(args, center, stats, shared, batch, loss, last):
     with tf.name_scope("pull"):
         # x[f] ← α x[f] + (1 − α) w[f],  steps[f] ← 0
         x, t, pulled, new = merges.pull(x, seen, args.mix, after=last.update)
-        seen = tf.identity(t)
+        with tf.control_dependencies([new]):  # it has read the old one
+            seen = tf.identity(t)
         # Who has no answer in the last merge begins its T / F steps anew.
         since = tf.where_v2((tf.size(new) > 0) & (answered < seen - 1), 0, since)
         steps = tf.tensor_scatter_nd_update(steps, new[:, None], tf.zeros_like(new))

@@ -160,8 +160,9 @@ def graph(args, center, table, stats, ring, halves, batch, loss, last):
 def main():
     args = parse_args()
     me = args.task_index
+    each = dynamic.row_bytes(args.rank)
     data = task.begin(
-        args, problem.Clicks(args, lambda: memory.fit(args, args.capacity))
+        args, problem.Clicks(args, lambda: memory.fit(args, args.capacity, each))
     )
 
     # Cluster and server: every task knows every address, and serves its own part.

@@ -95,7 +95,9 @@ def graph(args, table, stats, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
-    data = task.begin(args, problem.Ratings(args, lambda rows: memory.fit(args, rows)))
+    data = task.begin(
+        args, problem.Ratings(args, lambda rows: memory.fit(args, rows, 4 * args.rank))
+    )
 
     # Cluster and server: every task knows every address, and serves its own part.
     spec = tf.train.ClusterSpec({"ps": args.ps_hosts, "worker": args.worker_hosts})

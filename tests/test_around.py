@@ -488,7 +488,7 @@ def load(data: str, *flags: str, workers: int = 2):
     module = script_of(TABLE)
     args = args_of(module, f"--ratings={data}", "--batch_size=2", *flags)
     fits = importlib.import_module("cluster.memory").fit
-    ratings = module.problem.Ratings(args, lambda rows: fits(args, rows))
+    ratings = module.problem.Ratings(args, lambda rows: fits(args, rows, 32))
     return ratings, ratings.load(args.data, workers)
 
 
@@ -567,11 +567,18 @@ def test_a_rating_file_that_cannot_be_used(name, content, flags, words, tmp_path
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_table_that_does_not_fit_is_one_sentence(tmp_path) -> None:
-    copy = copy_of(TABLE, tmp_path)
-    with run_sh(copy, "--users", "2000000000", "--rank", "64") as run:
+@pytest.mark.parametrize(
+    ("folder", "flag", "rows", "needed"),
+    [
+        (TABLE, "--users", 2000002000, 512.0),
+        ("Dynamic-Embedding", "--capacity", 2000000000, 1856.0),
+    ],
+)
+def test_a_table_that_does_not_fit(folder, flag, rows, needed, tmp_path) -> None:
+    copy = copy_of(folder, tmp_path)
+    with run_sh(copy, flag, "2000000000", "--rank", "64") as run:
         assert run.wait() == 2, run.output
-    words = "a table of 2000002000 x 64 on 2 ps, 2 of them on localhost, needs 512.0 GB"
+    words = f"a table of {rows} x 64 on 2 ps, 2 of them on localhost, needs {needed} GB"
     assert len(run.lines) == 2 and words in run.lines[1], run.output
     assert not (copy / "logdir").exists()
 

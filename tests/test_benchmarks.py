@@ -54,6 +54,12 @@ predictions, runs, scaling, star = map(
         ("clusters", ["--rounds", "2"], "unrecognized arguments: --rounds 2"),
         ("cost_model", ["--scheme", "Ring"], "'Ring' is not one of HogWild,"),
         ("cost_model", ["--workers", "0"], "workers is at least 1"),
+        (
+            "embeddings",
+            ["--only", "ids"],
+            "'ids' is not one of days, rates, size, lost",
+        ),
+        ("large_table", ["hashed"], "invalid choice: 'hashed'"),
         ("predictions", ["--only", "x"], "unrecognized arguments: --only x"),
         ("star", ["--bits", "1e6", "--seconds", "1"], "a rate or a delay, not both"),
     ],

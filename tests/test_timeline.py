@@ -233,6 +233,35 @@ def test_with_a_buffer_staleness_counts_full_ones() -> None:
 
 
 @pytest.mark.quick
+def test_rows_go_to_a_ps_beside_a_ring() -> None:
+    """Worker 1 pushes when worker 0 has: its rows are one push old."""
+    recording = ring()
+    for k, call in [(w["worker"], call) for w in recording for call in w["calls"]]:
+        start, came = (call["operations"][n][4] for n in (0, 2))
+        call["counts"][0][1] = k
+        names = [
+            ("pull/Read", "ReadVariableOp", "arrived)", start),
+            ("push/MutexLock", "MutexLock", "MutexV2)", came + 900),
+            ("push/Add", "AssignAddVariableOp", "arrived", came + 1900),
+        ]
+        for name, kind, inputs, at in names:
+            one = ["ps 0", f"round_0/{name}", kind, inputs, at, at + 5]
+            call["operations"].append(one)
+        ends = {"pull": ["ps 0", f"worker {k}"], "push": [f"worker {k}", "ps 0"]}
+        for kind, at in (("pull", start), ("push", came)):
+            one = [*ends[kind], EDGE.format(kind), 3000, at, at + 500]
+            call["messages"].append(one)
+    found = timeline_bars.timeline(recording, "hybrid", 2)
+    assert len(found.messages) == 4 * len(found.rounds)
+    made = [b for b in found.bars if b.task == "ps 0"]
+    assert {round(b.end - b.start) for b in made} == {1}
+    assert 'height="6" fill="#0072b2"' in drawn(found)
+    recording[1]["calls"][4]["counts"][0][1] = 0
+    with pytest.raises(timeline_bars.WrongError, match="has staleness 0, and 1"):
+        timeline_bars.timeline(recording, "hybrid", 2)
+
+
+@pytest.mark.quick
 def test_a_ring_that_is_not_one_is_refused() -> None:
     early, few = ring(), ring()
     early[0]["calls"][3]["operations"][2][5] -= 2 * ROUND / 2

@@ -42,7 +42,15 @@ import timeline_picture
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDER = Path(__file__).with_name("timeline_recorder.py")
-FAMILIES = "ps", "table", "peers", "gossip", "client"  # whose rounds it can read
+FAMILIES = (
+    "ps",
+    "table",
+    "dynamic",
+    "hybrid",
+    "peers",
+    "gossip",
+    "client",
+)  # whose rounds it can read
 WORKERS = 3
 SETTING = ["--steps", "1000000"]
 SLOW = ["--slow_workers", "0.03,0.03,0.06"]

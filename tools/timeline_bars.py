@@ -31,10 +31,12 @@ COLLECTIVES = {
     "CollectiveGather": "gather",
     "CollectiveAllToAllV2": "reduce-scatter",
 }
+RING = "all_reduce|update"  # where the one of a ring is
 MESSAGES = {"all-reduce": 2, "gather": 1, "reduce-scatter": 1}
 # TensorFlow's names of the messages of CollectiveAllToAllV2; a ring's have more colons.
 EXCHANGED = re.compile(r"\d+:\d+:\d+:\d+$")
 COUNT, NUMBER = "global_step", "number"  # on ps 0 or the chief; of each peer
+ARRIVED = "arrived"  # on ps 0, pushes of rows
 FEW = 100  # bytes: a message that is shorter has counts in it
 LEAST = 0.3  # milliseconds: a wait that is shorter is not drawn
 
@@ -54,6 +56,7 @@ class Round:
         self.lost = False  # TensorFlow has not noted all of its messages
         self.beside = False  # it computes while it exchanges
         self.quiet = False  # it has no update of its own to be named after
+        self.early = False  # it pulls, and pushes, while others of its worker compute
 
     @property
     def task(self):
@@ -202,7 +205,8 @@ def seen_by(one):
     """Returns the operation that counts updates at a pull; None if synchronous."""
     if one.first("pull", "QueueDequeueMany"):
         return None  # synchronous: nothing is stale
-    return one.first("pull|read", "ReadVariableOp", COUNT)
+    early = one.first("pull", "ReadVariableOp", ARRIVED)
+    return early or one.first("pull|read", "ReadVariableOp", COUNT)
 
 
 def in_a_ring(rounds, others):
@@ -212,7 +216,7 @@ def in_a_ring(rounds, others):
         steps[one.step].append(one)
     workers = {one.task for one in rounds}
     for step, together in sorted(steps.items()):
-        calls = {o.task: o.first("all_reduce", "CollectiveReduce") for o in together}
+        calls = {o.task: o.first(RING, "CollectiveReduce") for o in together}
         if {*calls} != workers:
             continue  # at the edge of the recording
         entered = max(call.start for call in calls.values())
@@ -238,6 +242,28 @@ def in_a_ring(rounds, others):
             ends = [o.end for o in done]
             start = max(begin, call.end)
             bars.append(Bar(one.task, "update", start, max(ends), "", one))
+    return bars, messages
+
+
+def in_halves(one):
+    """Returns (bars, messages) of what goes to and from the ps in a round of a ring."""
+    bars, messages, one.early = [], [], True
+    for m in one.messages:
+        kind = m.kind[:4]
+        if m.bytes >= FEW and one.task in (m.sender, m.to) and kind in ("pull", "push"):
+            messages.append(m._replace(kind=kind))
+    for kind in ("pull", "push"):
+        mine = [m for m in messages if m.kind == kind]
+        if not mine:
+            one.lost = True
+            continue
+        start, end = min(m.start for m in mine), max(m.end for m in mine)
+        bars.append(Bar(one.task, kind, start, end, "", one))
+    for ps in sorted({m.to for m in messages if m.kind == "push"}):
+        lock = one.first("push", "MutexLock", task=ps)
+        done = one.of("push", DONE.pattern, ps)
+        end = max(o.end for o in done)
+        bars.append(Bar(ps, "update", lock.end, end, "", one))
     return bars, messages
 
 
@@ -476,11 +502,15 @@ def bars_of(rounds, others, family, workers, asynchronous=False):
     Of peers only those rounds are returned that all workers have traced.
     """
     bars, messages = [], []
-    if family == "peers":
-        whole = any(one.first("all_reduce", "CollectiveReduce") for one in rounds)
+    if family in ("peers", "hybrid"):
+        whole = any(one.first(RING, "CollectiveReduce") for one in rounds)
         bars, messages = (in_a_ring if whole else in_parts)(rounds, others)
         there = {bar.round for bar in bars}
-        return bars, messages, [one for one in rounds if one in there]
+        rounds = [one for one in rounds if one in there]
+        for one in rounds if family == "hybrid" else []:
+            new = in_halves(one)
+            bars, messages = bars + new[0], messages + new[1]
+        return bars, messages, rounds
     for one in rounds:
         if family == "gossip":
             new = in_pairs(one, "worker 1")
@@ -543,6 +573,8 @@ def check(timeline, buffer=1):
         raise WrongError(text)
     if each > 1 and {numbers.count(n) for n in set(numbers[each:-each])} - {each}:
         raise WrongError("an update that not every worker made")
+    pushes = [(one, one.first("push", "AssignAdd", ARRIVED)) for one in timeline.rounds]
+    _check_staleness(timeline, [(one, o) for one, o in pushes if o], buffer)
     if each == 1:
         _check_staleness(timeline, made, buffer)
         _check_steps(timeline, dict((one.step, o) for one, o in made))

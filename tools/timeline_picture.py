@@ -249,6 +249,8 @@ def draw_bars(drawing, rows):
             more = ' stroke="#fff" stroke-width="1"'
         if bar.kind == "average":
             y, height = y + height - 9, 9
+        if bar.kind in ("pull", "push") and bar.round.early:
+            y, height = y + height - 6, 6
         if half(bar) is not None:
             y, height = y + height / 2 * half(bar), height / 2
         if bar.kind == "between":

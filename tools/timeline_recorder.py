@@ -13,6 +13,7 @@ import os
 import re
 import runpy
 import sys
+import threading
 import time
 
 FOLDER, SCRIPT, RECORDING = "TIMELINE_FOLDER", "TIMELINE_SCRIPT", "TIMELINE_RECORDING"
@@ -62,6 +63,7 @@ class Recorder:
     def __init__(self, worker, directory):
         self.worker, self.directory = worker, directory
         self.traced, self.ready, self.over = [], False, False
+        self.beside = []  # what the other half of a call has traced: Hybrid-Embedding
         self.before, self.same = None, 0  # calls in a row that fetch the same
         self.first = self.begin = self.end = None  # times of the first call, the window
         self.alternate = False  # trace every other call only, to find what that costs
@@ -103,22 +105,37 @@ class Recorder:
                 found, metadata = plain(*args), None
             else:
                 found = session.run(fetches, options=options, run_metadata=metadata)
-            self.traced.append((now, time.time(), metadata, found[1].tolist()))
+            self.traced.append((now, time.time(), metadata, found[1]))
             return found
 
         return call
 
+    def half(self, tf, run, session, fetches):
+        """Makes the half of a call that is about rows, traced if the window is open."""
+        if self.over or self.begin is None or not self.begin < time.time() < self.end:
+            return run(session, fetches)
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        metadata = tf.RunMetadata()
+        began = time.time()
+        found = run(session, fetches, options=options, run_metadata=metadata)
+        self.beside.append((began, metadata))
+        return found
+
     def write(self):
         """Writes the calls, each with the counts that it has fetched."""
         self.over, calls = True, []
+        last = 0
         for began, ended, metadata, counts in self.traced:
             operations, messages = [], []
-            if metadata:
-                origin = int(1e9 * self.begin)
-                operations, messages = trace_of(metadata.step_stats, origin)
+            mine, last = [m for at, m in self.beside if last < at < ended], ended
+            for one in [metadata, *mine] if metadata else []:
+                found = trace_of(one.step_stats, int(1e9 * self.begin))
+                operations, messages = operations + found[0], messages + found[1]
             call = dict(began=began, ended=ended)
             call = {k: round(1e6 * (t - self.begin), 1) for k, t in call.items()}
-            call |= dict(counts=counts, operations=operations, messages=messages)
+            call |= dict(
+                counts=counts.tolist(), operations=operations, messages=messages
+            )
             calls.append(call)
         path = self.file(f"worker-{self.worker}.json")
         with open(path + ".new", "w") as file:
@@ -136,12 +153,18 @@ def install(recorder):
     def begin_and_install(self, *args, **kwargs):
         begin(self, *args, **kwargs)
         rounds.Calls.__init__, plain = begin, tf.Session.make_callable
+        run = tf.Session.run
 
         def make_callable(session, fetches, *args, **kwargs):
             call = plain(session, fetches, *args, **kwargs)
             return recorder.recorded(tf, session, fetches, call)
 
-        tf.Session.make_callable = make_callable
+        def in_halves(session, fetches, *args, **kwargs):
+            if threading.current_thread().name.endswith("(rows)"):
+                return recorder.half(tf, run, session, fetches)
+            return run(session, fetches, *args, **kwargs)
+
+        tf.Session.make_callable, tf.Session.run = make_callable, in_halves
 
     rounds.Calls.__init__ = begin_and_install
 

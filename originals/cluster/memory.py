@@ -15,12 +15,12 @@ def available():
         return None
 
 
-def fit(args, rows):
-    """Raises ValueError if the slices that this task's host has do not fit there."""
+def fit(args, rows, each):
+    """Raises ValueError if rows of `each` bytes, of all ps, do not fit on this host."""
     host = args.address.rpartition(":")[0]
     here = sum(one.rpartition(":")[0] == host for one in args.ps_hosts)
     count, free = len(args.ps_hosts), available()
-    needed = here * 4 * args.rank * -(-rows // count)
+    needed = here * each * -(-rows // count)
     if free is not None and needed > free:
         raise ValueError(
             f"a table of {rows} x {args.rank} on {count} ps, {here} of them on {host}, "
