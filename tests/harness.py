@@ -46,6 +46,8 @@ ASYNCHRONOUS = {  # folder: the flags of the hand-computed traces
     "DOWNPOUR": ["--window=2", "--server_learning_rate=1"],
     "AGN": ["--window=2"],
     "Async-DiLoCo": ["--window=2", "--weight_decay=0"],
+    "Decoupled-DiLoCo": ["--window=1", "--fragments=1", "--overlap=0"]
+    + ["--weight_decay=0"],
     "AEASGD": ["--window=2", "--beta=0.5"],
     "AEAMSGD": ["--window=2", "--beta=0.5", "--momentum=0.9"],
     "FedBuff": ["--window=2", "--buffer=1"],

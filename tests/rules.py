@@ -136,6 +136,61 @@ def async_diloco(schedule, batches, w, windows, inner, epsilon, beta, n, c=0.0):
     return out
 
 
+def radial_directional(d, a):
+    """Douillard et al. 2026: the mean length, in the mean direction; the weighted mean
+    if the directions cancel."""
+    a, length = np.array(a) / np.sum(a), [np.linalg.norm(one) for one in d]
+    direction = sum(
+        k * one / size for k, one, size in zip(a, d, length, strict=True) if size
+    )
+    norm = np.linalg.norm(direction)
+    if norm <= 1e-6:
+        return sum(k * one for k, one in zip(a, d, strict=True))
+    return np.dot(a, length) * direction / norm
+
+
+def decoupled(turns, batches, w, windows, sizes, inner, eta_o, mu, k_of_n, *pieces):
+    """Douillard et al. 2026, of learners that make rounds in turn, and no grace.
+
+    `windows[k]` are T / F of learner k, `sizes[k]` its examples of a step; `pieces` are
+    the number of fragments, o, α, and how answers are averaged. Yields w after each
+    round, of max(1, o) inner steps.
+    """
+    (fragments, o, alpha, average), u, t = pieces, 0 * w, 0
+    piece = np.arange(len(w)) // -(-len(w) // fragments)
+    learners = [
+        dict(x=w, seen=0, since=0, answered=-1, steps=np.zeros(fragments, int))
+        for _ in batches
+    ]
+    answers = {}
+    for k in turns:
+        me = learners[k]
+        for j in range(me["seen"], t):  # what was merged meanwhile arrives
+            f = j % fragments
+            mixed = alpha * me["x"] + (1 - alpha) * w
+            if j >= t - fragments:
+                me["x"], me["steps"][f] = np.where(piece == f, mixed, me["x"]), 0
+        if me["seen"] < t and me["answered"] < t - 1:
+            me["since"] = 0
+        me["seen"], f = t, t % fragments
+        for step in range(max(1, o) + 1):
+            if step == (0 if o else 1):
+                late = len(answers) >= k_of_n and k not in answers
+                if (me["since"] >= windows[k] or late) and me["steps"][f]:
+                    me["since"], me["answered"], steps = 0, t, me["steps"][f]
+                    answers[k] = me["x"], (steps * sizes[k]) ** 2 / steps
+            if step < max(1, o):
+                me["x"] = inner[k](me["x"], me["x"] - next(batches[k]))
+                me["since"], me["steps"] = me["since"] + 1, me["steps"] + 1
+        if len(answers) >= k_of_n:
+            x, a = zip(*answers.values(), strict=True)
+            delta = average([np.where(piece == f, w - one, 0) for one in x], a)
+            u = np.where(piece == f, mu * u + delta, u)
+            w = np.where(piece == f, w - eta_o * (delta + mu * u), w)
+            t, answers = t + 1, {}
+        yield w
+
+
 def s_of(form, a=0.0, b=0):
     """Xie et al. 2019: s(τ), what a push counts that is τ versions old."""
     if form == "hinge":

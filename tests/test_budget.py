@@ -42,7 +42,7 @@ def test_all_modules_and_launchers() -> None:
     own = [REPO.glob(f"*/{name}") for name in ("cluster/*.py", "launcher.py")]
     own = [path for paths in own for path in paths if path.name not in names]
     found = lines(*shared, *own)
-    assert found <= 5540, f"{found} lines, of them {lines(*own)} in {own}"
+    assert found <= 5700, f"{found} lines, of them {lines(*own)} in {own}"
 
 
 @pytest.mark.parametrize(

@@ -578,12 +578,13 @@ def test_placement(folder: str, num_ps: int) -> None:
     assert trainable == pieces
     # What a checkpoint has: nothing of the ps alone, nothing of a worker
     adagrad = {f"{piece}/Adagrad" for piece in pieces if "DOWNPOUR" in folder}
-    of_scheme = {"Async-DiLoCo": "outer", "FedBuff": "buffer"}.get(folder)
+    of_scheme = "outer" if "DiLoCo" in folder else {"FedBuff": "buffer"}.get(folder)
     beside = {f"{of_scheme}/part_{i}" for i in range(num_ps) if of_scheme}
     assert shared == pieces | adagrad | beside | {"global_step", "counters", "stalest"}
     expected = {
         "DOWNPOUR": {"local", "local/Adagrad"},
         "Async-DiLoCo": {"m", "v", "t"},
+        "Decoupled-DiLoCo": {"x", "m", "v", "t", "seen", "since", "steps"},
         "AEASGD": {"x"},
         "AEAMSGD": {"x", "v"},
         "Gradient-Compression": {"error", "momentum", "rounds"},
@@ -609,7 +610,7 @@ def test_placement(folder: str, num_ps: int) -> None:
             assert where.endswith("/job:worker/replica:0/task:1"), name
             continue
         number = int(name.split("part_")[1][0]) if "part_" in name else 0
-        number = number or int(name in ("mean_square_1", "pushes_1"))
+        number = number or int(name in ("mean_square_1", "pushes_1", "answers_1"))
         assert where.endswith(f"/job:ps/replica:0/task:{number}"), name
     assert shared | own <= set(placed) <= shared | own | fresh
 

@@ -66,6 +66,9 @@ def centers_by_rule(folder: str, count: int, start: np.ndarray) -> list:
     elif folder == "Async-DiLoCo":
         inner = [rules.adamw(0.1, 0.0)]
         out = rules.async_diloco(schedule, a, start, [2], inner, 0.7, 0.9, 1)
+    elif folder == "Decoupled-DiLoCo":  # alone, T = 1
+        inner = [rules.adamw(0.1, 0.0)]
+        out = rules.async_diloco(schedule, a, start, [1], inner, 0.7, 0.9, 1)
     elif folder == "FedBuff":
         out = rules.fedbuff(schedule, a, start, 2, 0.1, 1, 1, rules.s_of("constant"))
     elif folder == "AGN":

@@ -164,6 +164,16 @@ EXAMPLES = [
         "[Liu et al. 2024](https://arxiv.org/abs/2401.09135)",
     ),
     Example(
+        "Decoupled-DiLoCo",
+        "Async-DiLoCo",
+        "Talk less",
+        "ps",
+        "learners train on; the ps merges what K of them have, in turn.",
+        "async",
+        "fragment of the weights, to an outer optimizer",
+        "[Douillard et al. 2026](https://arxiv.org/abs/2604.21428)",
+    ),
+    Example(
         "AEASGD",
         "DOWNPOUR-Easy",
         "Talk less",

@@ -53,6 +53,7 @@ class Round:
         self.number = None  # of the worker's rounds, where it says who is ahead
         self.lost = False  # TensorFlow has not noted all of its messages
         self.beside = False  # it computes while it exchanges
+        self.quiet = False  # it has no update of its own to be named after
 
     @property
     def task(self):
@@ -164,6 +165,27 @@ def at_a_ps(one):
         done = [o.end for o in done if o.start >= start]
         kind = "update" if updates(one) else "sum" if one.became == APPLIED else "late"
         bars.append(Bar(ps, kind, start, max([start, *done]), "", one))
+    return bars, messages
+
+
+def at_a_syncer(one):
+    """Returns (bars, messages) of a learner's round, few of which send a fragment."""
+    bars, one.quiet = gradients(one), not updates(one)
+    messages = [
+        m._replace(kind="pull" if m.kind.startswith("pull") else "push")
+        for m in one.messages
+        if m.bytes >= FEW and one.task in (m.sender, m.to)
+    ]
+    for kind in ("pull", "push"):
+        mine = [m for m in messages if m.kind == kind]
+        if mine:
+            start, end = min(m.start for m in mine), max(m.end for m in mine)
+            bars.append(Bar(one.task, kind, start, end, "", one))
+    if updates(one):
+        for ps in sorted({o.task for o in one.of("update") if o.task != one.task}):
+            start = one.first("update", "MutexLock", task=ps).end
+            end = max(o.end for o in one.of("update", DONE.pattern, ps))
+            bars.append(Bar(ps, "update", start, end, "", one))
     return bars, messages
 
 
@@ -464,6 +486,8 @@ def bars_of(rounds, others, family, workers, asynchronous=False):
             new = in_pairs(one, "worker 1")
         elif family == "client" and any(UNIT.match(o.name) for o in one.operations):
             new = in_a_pipeline(one)
+        elif one.of("ask"):
+            new = at_a_syncer(one)
         elif family == "client":
             group = [one.group] if asynchronous else range(workers)
             new = led_by_a_client(one, group)

@@ -285,7 +285,7 @@ def write_gradients(drawing, rows, bars):
         texts = [[group[0].text]]
         if group[0].kind == "gradient" and one.became != APPLIED:
             texts = [["too late"], ["late"]]
-        elif group[0].kind == "gradient":
+        elif group[0].kind == "gradient" and not one.quiet:
             long, short = f"update {one.step}", str(one.step)
             if one.number is not None:
                 long, short = f"round {one.number}", f"r {one.number}"

@@ -1,4 +1,4 @@
-"""A vector in pieces of one size, of which each has its turn. DiLoCo's script calls it.
+"""A vector in pieces of one size, of which each has its turn. Scripts call it.
 
 The last piece is filled up with zeros, which stay zeros.
 """
@@ -23,10 +23,11 @@ class Fragments:
         return tf.cast(step % self.count, tf.int32)
 
     def get(self, vector, number):
-        """Returns piece `number` of a vector [P], an int32 scalar of the graph."""
+        """Returns piece `number` of a vector [P], int32, or some [n]."""
         return tf.gather(self._rows(vector), number)
 
     def put(self, vector, number, piece):
-        """Returns the vector [P] with this piece in it."""
-        rows = tf.tensor_scatter_nd_update(self._rows(vector), [[number]], [piece])
+        """Returns the vector [P] with this piece in it, or with some [n, ..]."""
+        where, pieces = tf.reshape(number, [-1, 1]), tf.reshape(piece, [-1, self.size])
+        rows = tf.tensor_scatter_nd_update(self._rows(vector), where, pieces)
         return tf.reshape(rows, [-1])[: self.elements]
