@@ -45,7 +45,7 @@ IMPORT, SAVE = 1.0, 1.0
 BATCH = 32  # of an example's script
 EXAMPLES = 4  # the column of the counters, see COUNTERS in cluster/stats.py
 COUNTS, SEEDS = (2, 4, 8), 5
-AT_ONCE = 24  # workers of all runs that are made at the same time
+AT_ONCE = 16  # workers of all runs that are made at the same time
 NOBODY = "nobody dies: DiLoCo"
 
 Scheme = collections.namedtuple("Scheme", "folder flags ps", defaults=[0])

@@ -160,6 +160,11 @@ def accuracies(result):
     return text + f" ({100 - high:.1f} to {100 - low:.1f})" * (low < high)
 
 
+def loss_of(result):
+    """Returns the median test loss of a cell."""
+    return statistics.median(run["test_loss"] for run in figures.each(result))
+
+
 def to_target(result):
     """Returns the seconds to the target as a cell: never, if most are not there."""
     times = sorted(map(claims.seconds_to_loss, figures.each(result)))
@@ -273,9 +278,10 @@ def outer_claims(found):
         seen,
         holds,
     )
-    seen = f"{percent(delayed)} against {percent(plain)}"
-    holds = accuracy(delayed) > accuracy(plain) + 0.01
-    yield "it is ahead of no momentum", source, seen, holds
+    losses = [loss_of(result) for result in (delayed, plain)]
+    seen = "a test loss of {:.3f} against {:.3f}".format(*losses)
+    holds = losses[0] < losses[1] - 0.01
+    yield "and is ahead of no momentum", source, seen, holds
 
 
 def overlap_claims(found):
@@ -283,8 +289,8 @@ def overlap_claims(found):
     row = found.get("DiLoCo", {})
     ends = [row.get((o, 0.5 if o else 0.0)) for o in (25, 0)]
     if all(ends):
-        seen = " against ".join(f"{end['test_loss']:.3f}" for end in ends)
-        holds = ends[0]["test_loss"] <= ends[1]["test_loss"] + 0.01
+        seen = " against ".join(f"{loss_of(end):.3f}" for end in ends)
+        holds = loss_of(ends[0]) <= loss_of(ends[1]) + 0.01
         claim = "half a window of overlap costs no test loss"
         yield claim, "Douillard et al. 2025", seen, holds
     yield from exchange.claims_of(exchange.kept())
@@ -325,11 +331,12 @@ def outer_figure(found, path):
     """Draws test loss against time, a line for each seed."""
     figure, axes = figures.pyplot().subplots(figsize=(7.6, 3.8), layout="constrained")
     for (label, row), color in zip(found.items(), figures.LINES, strict=False):
-        for number, run in enumerate(figures.each(row[0])):
-            points = list(zip(*run.get("curve", []), strict=True))
-            if points:
-                look = dict(color=color, lw=1.8 if not number else 0.9)
-                axes.plot(*points, label=label if not number else None, **look)
+        each = figures.each(row[0])
+        for number, run in enumerate(each):  # from the worst accuracy to the best
+            points, middle = run.get("curve", []), number == len(each) // 2
+            look = dict(lw=2) if middle else dict(lw=0.8, alpha=0.5)
+            xs, ys = zip(*points, strict=True) if points else ([], [])
+            axes.plot(xs, ys, color=color, label=label if middle else None, **look)
     axes.axhline(TARGET, color=figures.GREY, lw=0.8, ls=":")
     figures.log_ticks(axes, (0.1, 0.2, 0.5, 1, 2, 5), "y")
     axes.minorticks_off()
