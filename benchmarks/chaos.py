@@ -40,12 +40,12 @@ import figures
 import pays
 import runs
 
-STEP, LIFE, DOWN, SECONDS = 0.08, 16.0, 4.0, 48.0  # seconds; of a run, the last
+STEP, LIFE, DOWN, SECONDS = 0.16, 32.0, 8.0, 96.0  # seconds; of a run, the last
 IMPORT, SAVE = 1.0, 1.0
 BATCH = 32  # of an example's script
 EXAMPLES = 4  # the column of the counters, see COUNTERS in cluster/stats.py
 COUNTS, SEEDS = (2, 4, 8), 5
-AT_ONCE = 16  # workers of all runs that are made at the same time
+AT_ONCE = 24  # workers of all runs that are made at the same time
 NOBODY = "nobody dies: DiLoCo"
 
 Scheme = collections.namedtuple("Scheme", "folder flags ps", defaults=[0])
@@ -122,12 +122,15 @@ def deaths(workers, seed, seconds=SECONDS):
     return sorted(found)
 
 
-TESTING = threading.Lock()  # one test at a time: stderr is of the whole process
+# One test or one line at a time: a test is silent, and stderr is of the whole process.
+SPEAKING = threading.Lock()
+STOPPED = threading.Event()  # set: no run goes on
 
 
 @functools.cache
 def tensorflow():
     """Returns TensorFlow, and the function that tests a vector of weights."""
+    runs.forked()  # silences stderr, too
     test = pays.tester("")
     return importlib.import_module("cluster.tensorflow_v1"), test
 
@@ -178,7 +181,9 @@ def measure(label, workers, seed, args):
         flags += ["--slow_workers", STEP, "--save_seconds", SAVE]
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         command = ["bash", copy / "run.sh", *flags]
-        with runs.process(command, runs.forked(), env=env, cwd=copy, **pipes) as child:
+        with runs.process(
+            command, runs.forkserver.Forked, env=env, cwd=copy, **pipes
+        ) as child:
             lines, limit = runs.Lines(child.stdout), time.monotonic() + args.timeout
             first, begin = None, None
             while begin is None or time.monotonic() < begin + seconds:
@@ -189,9 +194,10 @@ def measure(label, workers, seed, args):
                     begin = time.monotonic()
                 while begin and due and time.monotonic() > begin + due[0][0]:
                     strike(logdir, notes, due.pop(0)[1])
-                time.sleep(0.05)
+                if STOPPED.wait(0.05):
+                    raise runs.Unfinished("interrupted")
         last, (_, test) = saved(logdir), tensorflow()
-        with TESTING:
+        with SPEAKING:
             loss, accuracy = test(last[1])
     made = (last[0] - first[0]) / BATCH
     return {
@@ -264,8 +270,9 @@ def measure_all(planned, args, code):
     cost = [(args.seconds + 8) * n / AT_ONCE for _, n, _ in planned]
     todo = [key_of(*run) not in found for run in planned]
     progress = runs.Progress(c * t for c, t in zip(cost, todo, strict=True))
-    room, noting = Room(AT_ONCE), threading.Lock()
-    tensorflow()  # before there are threads
+    room = Room(AT_ONCE)
+    with runs.silence():
+        tensorflow()  # before there are threads
 
     def make(run, seconds):
         key = key_of(*run)
@@ -274,7 +281,7 @@ def measure_all(planned, args, code):
                 result, said = measure(*run, args), None
             except runs.Unfinished as error:
                 result, said = None, str(error)
-        with noting:
+        with SPEAKING:
             if result:
                 found[key] = result
                 kept = {"code": code, "measured": runs.now(), "rounds": [found]}
@@ -292,8 +299,12 @@ def measure_all(planned, args, code):
                 waiting.append(pool.submit(make, run, seconds))
             else:
                 progress.add(key_of(*run))
-        for one in waiting:
-            one.result()
+        try:
+            for one in waiting:
+                one.result()
+        finally:  # also after Ctrl-C
+            STOPPED.set()
+            pool.shutdown(cancel_futures=True)
     return found, progress
 
 
