@@ -73,7 +73,6 @@ OVERLAPS = {
 # buffer: T of the paper's order; half the sleeps of part outer
 LOCAL, BUFFERS = 10, (1, 2, 4, 8)
 ALIKE, SKEWED = "alike", "--skew 0.1"
-FEDBUFF = {1: "264", 2: "416", 4: "700", 8: "never"}  # simulated, T = 25
 
 
 # --- The runs ---------------------------------------------------------------------
@@ -234,16 +233,15 @@ def buffer_text(found):
         row.append(field(alike, "mean_staleness", 2) if alike else "-")
         for result in (alike, skewed):
             row += [accuracies(result), to_target(result) if result else "-"]
-        rows.append([*row, FEDBUFF[size]])
+        rows.append(row)
     header = ["K", "(N − 1)/K", "mean τ", "accuracy, alike", "s to the loss"]
-    header += [f"accuracy, {SKEWED}", "s to the loss", "simulated, alike"]
+    header += [f"accuracy, {SKEWED}", "s to the loss"]
     text = "### Buffers\n\n"
     text += figures.shown("test error and time against K", "low-communication-buffer")
     text += "\n" + runs.table(header, rows)
     return text + (
         f"\nN = {WORKERS}, T = {LOCAL}, {STEPS:,} local steps in all, η = 0.1, "
-        f"η_s = 1; the loss is {TARGET:g}. {seeds_of(found)}\nThe simulation has "
-        "T = 25 and a clock of its own.\n"
+        f"η_s = 1; the loss is {TARGET:g}. {seeds_of(found)}\n"
     )
 
 
@@ -372,7 +370,7 @@ def buffer_figure(found, path):
         axes.set_ylabel(what)
         axes.set_ylim(bottom=0)
     left.set_title("middle seed, from best to worst")
-    right.set_title("a mark for each seed that is there")
+    right.set_title("a mark for each seed that gets there")
     left.legend(frameon=False, loc="upper left")
     figures.save(figure, path)
 
