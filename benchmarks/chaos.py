@@ -325,28 +325,24 @@ def goodput(found, label, workers):
 def claims_of(found):
     """Yields (claim, source, seen, holds) of what is left where workers die."""
     source, least, most = "Douillard et al. 2026", min(COUNTS), max(COUNTS)
-    alive, learner = LIFE / (LIFE + DOWN), f"{LEARNER}, K = 1"
-    for label, claim, holds in (
-        (
-            "DiLoCo",
-            "where all wait for all, goodput falls as workers are added",
-            lambda few, many: many < few / 2,
-        ),
-        (
-            learner,
-            f"{learner}: goodput stays near {alive:g}, the time that workers live",
-            lambda few, many: min(few, many) > alive - 0.1,
-        ),
-    ):
-        ends = [goodput(found, label, n) for n in (least, most)]
-        if None not in ends:
-            seen = f"{ends[0]:.2f} with {least} workers, {ends[1]:.2f} with {most}"
-            yield claim, source, seen, holds(*ends)
+    learner = f"{LEARNER}, K = 1"
+    few, all_wait, one = (
+        goodput(found, *cell)
+        for cell in (("DiLoCo", least), ("DiLoCo", most), (learner, most))
+    )
+    if None not in (few, all_wait):
+        seen = f"{few:.2f} with {least} workers, {all_wait:.2f} with {most}"
+        claim = "where all wait for all, goodput falls as workers are added"
+        yield claim, source, seen, all_wait < few / 2
+    if None not in (one, all_wait):
+        seen = f"{one:.2f} against {all_wait:.2f}"
+        claim = f"with a quorum of one it is twice as high or more, N = {most}"
+        yield claim, source, seen, one >= 2 * all_wait
     cells = [of_seeds(found, label, most) for label in (learner, NOBODY)]
     if all(cells):
         right = [runs.middle([r["test_accuracy"] for r in some]) for some in cells]
         seen = " against ".join(f"{100 * value:.1f} %" for value in right)
-        claim = f"{learner}: the accuracy of DiLoCo without deaths, N = {most}"
+        claim = f"and the accuracy is that of DiLoCo without deaths, N = {most}"
         yield claim, source, seen, right[0] > right[1] - 0.01
 
 
