@@ -5,14 +5,15 @@ signal 9. The launcher starts its process again, which waits until the worker ha
 away for DOWN seconds. A gradient is a sleep of STEP seconds, so that LIFE is 200 steps,
 DOWN 50, and a run 600. In all schemes the same workers die at the same moments.
 
-    goodput    examples in the center variable of the last checkpoint, against those
-               that the workers would have used if nobody had died or waited
+    goodput    examples in the center variable at the end, against those that the
+               workers would have used if nobody had died or waited
     accuracy   of that center variable, on the test set
 
-The chief saves every SAVE seconds, and when the time is over. The clock starts with the
-first checkpoint. The ps never dies. Processes are forks of one that has imported
-TensorFlow; each waits IMPORT seconds first, and one that begins again is a new fork,
-too. So two cores can be some machines. Several runs are made at once.
+The center variable is that of the ps, which never dies, or of the last checkpoint. The
+chief saves every SAVE seconds. The clock starts with the first checkpoint. Processes
+are forks of one that has imported TensorFlow; each waits IMPORT seconds first, and one
+that begins again is a new fork, too. So two cores can be some machines. Several runs
+are made at once.
 
 Writes chaos.svg, and chaos.json, in which finished runs are kept.
 
@@ -43,7 +44,9 @@ import runs
 STEP, LIFE, DOWN, SECONDS = 0.16, 32.0, 8.0, 96.0  # seconds; of a run, the last
 IMPORT, SAVE = 1.0, 1.0
 BATCH = 32  # of an example's script
+PARAMETERS = 4810
 EXAMPLES = 4  # the column of the counters, see COUNTERS in cluster/stats.py
+ROWS = [1000, 7]  # of the counters: ROOM and COUNTERS there
 COUNTS, SEEDS = (2, 4, 8), 5
 AT_ONCE = 24  # workers of all runs that are made at the same time
 NOBODY = "nobody dies: DiLoCo"
@@ -147,6 +150,27 @@ def saved(logdir):
     return None
 
 
+def on_the_ps(logdir):
+    """Returns (examples so far, weights) that the ps has, None if there is no ps.
+
+    The chief may be away, and save nothing.
+    """
+    process = runs.tasks(logdir).get("ps 0")
+    if not process:
+        return None
+    tf, _ = tensorflow()
+    words = (process / "cmdline").read_text().split("\0")
+    target = "grpc://" + words[words.index("--ps_hosts") + 1]
+    with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
+        read = dict(use_resource=True, trainable=False)
+        counters = tf.get_variable("counters", ROWS, tf.int64, **read)
+        center = tf.get_variable("center/part_0", [PARAMETERS], **read)
+        filters = tf.ConfigProto(device_filters=["/job:ps/task:0"])
+        with tf.Session(target, config=filters) as session:
+            counted, weights = session.run([counters, center])
+    return int(counted[:, EXAMPLES].sum()), weights
+
+
 def strike(logdir, notes, worker):
     """Kills a worker, which is then away for DOWN seconds."""
     (notes / f"away-{worker}").write_text(str(time.monotonic() + DOWN))
@@ -196,7 +220,8 @@ def measure(label, workers, seed, args):
                     strike(logdir, notes, due.pop(0)[1])
                 if STOPPED.wait(0.05):
                     raise runs.Unfinished("interrupted")
-        last, (_, test) = saved(logdir), tensorflow()
+            last = on_the_ps(logdir)
+        last, (_, test) = last or saved(logdir), tensorflow()
         with SPEAKING:
             loss, accuracy = test(last[1])
     made = (last[0] - first[0]) / BATCH

@@ -188,7 +188,7 @@ def outer_text(found):
     rows = []
     for label, (*_, simulated) in OUTER.items():
         if result := found.get(label, {}).get(0):
-            cells = [accuracies(result), field(result, "test_loss", 3)]
+            cells = [accuracies(result), f"{loss_of(result):.3f}"]
             cells += [to_target(result), field(result, "seconds", 1)]
             rows.append([label, *cells, simulated[0], " / ".join(simulated[2:])])
     header = [
@@ -336,7 +336,7 @@ def outer_figure(found, path):
             xs, ys = zip(*points, strict=True) if points else ([], [])
             axes.plot(xs, ys, color=color, label=label if middle else None, **look)
     axes.axhline(TARGET, color=figures.GREY, lw=0.8, ls=":")
-    figures.log_ticks(axes, (0.1, 0.2, 0.5, 1, 2, 5), "y")
+    figures.log_ticks(axes, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50), "y")
     axes.minorticks_off()
     axes.set_xlabel("seconds since the first call of worker 0")
     axes.set_ylabel("test loss of the center variable")
