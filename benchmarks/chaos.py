@@ -441,10 +441,10 @@ def draw(found, out):
             xs = [n * 1.03 ** (number - len(labels) / 2) for n in at]
             axes.plot(xs, middles, label=label, **look)
     alive = LIFE / (LIFE + DOWN)
-    for power, text in ((1, "one is up"), (None, "all are up")):
+    for power, text in ((1, "each that is there"), (None, "all are there")):
         ys = [alive ** (power or n) for n in COUNTS]
         left.plot(COUNTS, ys, ":", color=figures.DARK, lw=1)
-        left.annotate(text, (COUNTS[-1], ys[-1]), va="bottom", ha="right")
+        left.annotate(text, (COUNTS[0], ys[0]), va="bottom", ha="left")
     for axes, what in ((left, "goodput"), (right, "test error, %")):
         axes.set_xscale("log", base=2)
         axes.set_xticks(COUNTS, [str(n) for n in COUNTS])
