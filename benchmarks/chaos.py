@@ -421,7 +421,7 @@ def markdown(found):
 def draw(found, out):
     """Draws goodput and test error against the number of workers."""
     plt = figures.pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.7), layout="constrained")
     labels = list(dict.fromkeys(label for label, _ in cells()))
     for number, label in enumerate(labels):
         look = dict(

@@ -130,7 +130,7 @@ def markdown(rounds):
 
 def draw(rounds, out):
     """Draws the seconds of a round against o, and what is expected."""
-    figure, axes = figures.pyplot().subplots(figsize=(7.6, 3.4), layout="constrained")
+    figure, axes = figures.pyplot().subplots(figsize=(7.6, 2.7), layout="constrained")
     for sleep, color, mark in zip(
         SLEEPS, (figures.BLUE, figures.VERMILION), "os", strict=True
     ):

@@ -327,7 +327,7 @@ def claims_text(found):
 
 def outer_figure(found, path):
     """Draws test loss against time, a line for each seed."""
-    figure, axes = figures.pyplot().subplots(figsize=(7.6, 3.8), layout="constrained")
+    figure, axes = figures.pyplot().subplots(figsize=(7.6, 3.0), layout="constrained")
     for (label, row), color in zip(found.items(), figures.LINES, strict=False):
         each = figures.each(row[0])
         for number, run in enumerate(each):  # from the worst accuracy to the best
@@ -348,7 +348,7 @@ def outer_figure(found, path):
 def buffer_figure(found, path):
     """Draws test error, and seconds to the target, against K."""
     plt = figures.pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 2.9), layout="constrained")
     for (label, row), color, mark in zip(
         found.items(), (figures.BLUE, figures.VERMILION), "os", strict=False
     ):
