@@ -28,8 +28,9 @@ choices, claims, clusters, figures, hard, large, overhead, overlap, peers = map(
     importlib.import_module,
     "choices claims clusters figures hard large overhead overlap peers".split(),
 )
-predictions, runs, scaling, star = map(
-    importlib.import_module, ("predictions", "runs", "scaling", "star")
+predictions, runs, scaling, star, chaos, exchange, low = map(
+    importlib.import_module,
+    "predictions runs scaling star chaos exchange low_communication".split(),
 )
 
 
@@ -76,10 +77,14 @@ def test_a_wrong_flag_is_one_sentence(
 def planned() -> list[tuple[str, int, list]]:
     """Returns folder, workers and flags of every run that a script would make."""
     some = [*claims.plan(claims.PARTS), *peers.plan(peers.CLAIMS), *hard.plan()]
+    some += low.plan()
     found = [(run.folder, max(claims.numbers(run)), run.flags) for run in some]
     for scheme in clusters.SCHEMES.values():
         found.append((scheme.folder, 4, clusters.flags_of(scheme, 1)))
     found += [(scheme.folder, 4, scheme.flags) for scheme in scaling.SCHEMES.values()]
+    for label, workers in chaos.cells():
+        scheme = chaos.scheme_of(label, workers)
+        found.append((scheme.folder, workers, scheme.flags))
     for cell in predictions.cells():
         flags = predictions.flags_of(predictions.setup_of(cell), 10)
         found.append((cell.scheme, cell.workers, flags))
@@ -352,7 +357,7 @@ def test_the_first_page_is_one_page() -> None:
     assert len(README.read_text().split()) <= 1200
 
 
-HOSTS = "clusters link overlap predictions".split()
+HOSTS = "clusters exchange link overlap predictions".split()
 SCRIPTS = {
     path.stem
     for path in README.parent.glob("*.py")
@@ -415,6 +420,60 @@ def test_results_without_a_ps(tmp_path: Path) -> None:
     assert "| Ring-All-Reduce, every step | 0.00 | 0.2 | 96.0 % |" in text
     for name in peers.CLAIMS:
         assert "<text" in (tmp_path / f"peers-{name}.svg").read_text()
+
+
+# --- Low communication --------------------------------------------------------------
+
+
+def test_who_dies_when() -> None:
+    """The same at each call; a worker is away for a while before it dies again."""
+    found = chaos.deaths(4, seed=1, seconds=1000.0)
+    assert found == sorted(chaos.deaths(4, seed=1, seconds=1000.0))
+    assert found != chaos.deaths(4, seed=2, seconds=1000.0)
+    assert all(0 <= when < 1000 for when, _ in found)
+    for worker in range(4):
+        mine = [when for when, who in found if who == worker]
+        gaps = [b - a for a, b in zip(mine, mine[1:], strict=False)]
+        assert min(gaps) >= chaos.DOWN
+        mean = chaos.LIFE + chaos.DOWN
+        assert 0.6 * mean < sum(gaps) / len(gaps) < 1.6 * mean
+
+
+def test_results_of_low_communication(tmp_path: Path, monkeypatch) -> None:
+    """Of made-up results that are alike, but for Nesterov at each push."""
+    found = {part: {} for part in low.PARTS}
+    for run in low.plan():
+        more = dict(test_loss=0.1, curve=[[1, 0.5], [2, 0.1]], seconds_to_loss=2.0)
+        found[run.part].setdefault(run.label, {})[run.x] = result(0.97, **more)
+    bad = result(0.4, test_loss=3.0, seconds_to_loss=None)
+    found["outer"][low.NESTEROV][0] = bad
+    ends = {label: 0.8 if label.endswith("K = 1") else 0.1 for label in chaos.SCHEMES}
+    dying = {
+        chaos.key_of(label, n, 0): {"goodput": ends[label], "test_accuracy": 0.9}
+        for label, n in chaos.cells()
+    }
+    rounds = [
+        {
+            job: {"round": 1.0}
+            for sleep in exchange.SLEEPS
+            for job in [
+                exchange.key_of(sleep, 0, exchange.FREE),
+                *(exchange.key_of(sleep, o) for o in exchange.SLEEPS[sleep]),
+            ]
+        }
+    ]
+    monkeypatch.setattr(chaos, "kept", lambda: dying)
+    monkeypatch.setattr(exchange, "kept", lambda: rounds)
+    text = low.write_results(tmp_path, found) + exchange.markdown(rounds)
+    assert "| Nesterov at each push | 40.0 % | 3.000 | never | 5.0 |" in text
+    assert "40.0 % against 97.0 % | yes |" in text
+    assert "a test loss of 0.100 against 0.100 | **no** |" in text
+    assert "0.10 with 2 workers, 0.10 with 8 | **no** |" in text
+    assert "0.80 against 0.10 | yes |" in text
+    assert "| 1.00 | 0 | 1.00 | 1.32 |" in text
+    chaos.draw(dying, tmp_path)
+    exchange.draw(rounds, tmp_path)
+    assert "| DiLoCo | 0.10 / 90.0 % |" in chaos.markdown(dying)
 
 
 # --- What people would choose instead ------------------------------------------------

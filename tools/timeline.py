@@ -143,7 +143,9 @@ def timeline_of(named, recordings):
             recordings.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(recording, separators=(",", ":")))
     family, alone = registry.of(folder).family, "--asynchronous" in flags
-    numbers = dict(bound=("--staleness", None), buffer=("--buffer", 1))
+    # FedBuff has a buffer of two, if not told otherwise.
+    buffers = 2 if folder == "FedBuff" and "--average_models" not in flags else 1
+    numbers = dict(bound=("--staleness", None), buffer=("--buffer", buffers))
     for name, (flag, usual) in numbers.items():
         number = flags[flags.index(flag) + 1] if flag in flags else ""
         numbers[name] = int(number) if number.isdigit() else usual
