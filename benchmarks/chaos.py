@@ -363,6 +363,12 @@ def claims_of(found):
         seen = f"{one:.2f} against {all_wait:.2f}"
         claim = f"with a quorum of one it is twice as high or more, N = {most}"
         yield claim, source, seen, one >= 2 * all_wait
+    each = [goodput(found, learner, n) for n in COUNTS]
+    if None not in each:
+        alive = LIFE / (LIFE + DOWN)
+        claim = f"and near {alive:g}, the time that workers live, whatever N"
+        seen = ", ".join(f"{value:.2f}" for value in each)
+        yield claim, "an event simulation", seen, min(each) > alive - 0.1
     cells = [of_seeds(found, label, most) for label in (learner, NOBODY)]
     if all(cells):
         right = [runs.middle([r["test_accuracy"] for r in some]) for some in cells]
