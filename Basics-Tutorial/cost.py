@@ -602,7 +602,7 @@ class Simulation:
         if self.setup.scheme == DECOUPLED:
             if answers and seen == self.count:  # else the merge is closed
                 self.answered.add(worker)
-            if len(self.answered) < min(self.setup.quorum, len(self.there)):
+            if len(self.answered) < (min(self.setup.quorum, len(self.there)) or 1):
                 return
             self.answered.clear()
         self.opened.append(self.now)

@@ -244,22 +244,19 @@ const cost = (() => {
       if (!quiet) this.bar(worker, "push", start);
     }
     counted(worker, seen, bar, answers = true) {
-      const stale = this.count - seen;
+      const stale = this.count - seen, merges = this.setup.scheme === DECOUPLED;
+      const taken = answers && !(merges && stale); // stale: its merge is closed
       this.pushes.push({ time: this.now, worker, stale });
-      if (this.setup.scheme === DECOUPLED) {
-        if (answers && !stale) { // else the merge is closed
-          this.answered.add(worker);
-          this.rule?.push(worker, stale);
-        }
-        if (this.answered.size < Math.min(this.setup.quorum, this.there.size)) return;
+      if (taken) this.rule?.push(worker, stale);
+      if (merges) {
+        if (taken) this.answered.add(worker);
+        if (this.answered.size < (Math.min(this.setup.quorum, this.there.size) || 1)) return;
         this.answered.clear();
         this.rule?.update();
       }
       this.opened.push(this.now);
       this.count += 1;
-      if (this.setup.scheme === DECOUPLED) return;
       if (bar) Object.assign(bar, { update: this.count, stale });
-      this.rule?.push(worker, stale);
     }
     /** Lets a worker be busy with something until a time, or an event. */
     *spend(worker, kind, until) {

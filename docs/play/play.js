@@ -35,7 +35,8 @@ const play = (() => {
       const usual = side === "a" ? "HogWild" : BARRIER;
       found[side] = Object.hasOwn(SCHEMES, changes[side]) ? changes[side] : usual;
       for (const [key, value] of Object.entries(SCHEMES[found[side]].own)) {
-        const max = key === "backup" ? found.workers - 1 : SIDE[key].max;
+        const { workers } = found, most = { backup: workers - 1, quorum: workers };
+        const max = most[key] ?? SIDE[key].max;
         take(`${side}.${key}`, { ...SIDE[key], value, max });
       }
     }
@@ -137,7 +138,7 @@ const play = (() => {
     if (quorum) {
       const steps = Math.max(1, Math.floor(window / fragments));
       words.push(`--window ${steps * fragments}`, `--fragments ${fragments}`, `--overlap ${steps}`);
-      words.push(`--quorum ${Math.min(quorum, now.workers)}`, "--grace 0");
+      words.push(`--quorum ${quorum}`, "--grace 0");
     } else if (window) words.push(`--window ${window}`);
     if (bound !== undefined) words.push(`--staleness ${bound}`);
     if (backup) words.push(`--replicas_to_aggregate ${now.workers - backup}`);

@@ -41,7 +41,7 @@ const words = {
     },
     "Decoupled-DiLoCo": {
       own: { rate: 0.003, window: 24, quorum: 3, fragments: 4 }, on: "b=DiLoCo&slow=1,1,1,4&seconds=60",
-      told: "Nobody waits. A worker sends a piece of its weights, and computes meanwhile. A merge of this piece takes the first answers, {quorum} of them, and replaces it on all workers. Without a grace window, which is left out here, those who come later are in no merge.",
+      told: "Nobody waits. A worker sends one of {fragments} pieces of its weights, and computes meanwhile. The ps merges the first {quorum} that come, and all workers get the result. Left out here is the grace window, in which later ones count too.",
     },
     AEASGD: {
       own: { rate: 0.3, window: 16 }, on: "b=HogWild&bandwidth=100",
