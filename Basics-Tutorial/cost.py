@@ -25,14 +25,15 @@ import math
 import numpy as np
 
 NOBODY_WAITS = ("HogWild", "Gradient-Compression", "AEASGD")
-GOSSIP = "Gossip-SGD"
+GOSSIP, DECOUPLED = "Gossip-SGD", "Decoupled-DiLoCo"
 # Not compared with real runs
-MORE = ("Dynamic-SGD", "DOWNPOUR-Easy", "AGN", "Async-DiLoCo", GOSSIP)
+MORE = ("Dynamic-SGD", "DOWNPOUR-Easy", "AGN", "Async-DiLoCo", DECOUPLED, GOSSIP)
 BOUNDED, BARRIER = "Stale-Synchronous-Parallel", "Synchronous-SGD"
 PEERS = ("Ring-All-Reduce", "Local-SGD", "DiLoCo")
-ADAM = ("DiLoCo", "Async-DiLoCo")  # whose local steps are AdamW's
+ADAM = ("DiLoCo", "Async-DiLoCo", DECOUPLED)  # whose local steps are AdamW's
 # T local steps in a round
 WINDOWS = ("AEASGD", "Local-SGD", "DOWNPOUR-Easy", "AGN", *ADAM)
+ASIDE = ("AEASGD", DECOUPLED)  # whose push goes up while the worker computes
 SCHEMES = (*NOBODY_WAITS, BOUNDED, BARRIER, *PEERS)
 CALL = 1.0  # seconds: a call has as many rounds as fit, and so often there is a look
 
@@ -84,6 +85,8 @@ class Setup:
     replicas: int | None = None  # gradients of an update of Synchronous-SGD; None: N
     staleness: int = 4  # s of Stale-Synchronous-Parallel
     keep: float = 0.01  # share of the elements that Gradient-Compression pushes
+    quorum: int = 1  # K of Decoupled-DiLoCo, answers that a merge needs
+    fragments: int = 4  # F: it sends one of them every T / F steps
     costs: Costs = Costs()
     slow: tuple = ()  # how many times as long each worker's take; (): straggler says
     near: int = 0  # workers at the place of the ps: only the others have the latency
@@ -94,7 +97,8 @@ class Setup:
             raise ValueError(
                 f"{self.scheme!r} is not one of {', '.join(SCHEMES + MORE)}"
             )
-        for name in ("workers", "ps", "parameters", "window", "batch"):
+        whole = "workers", "ps", "parameters", "window", "batch", "quorum", "fragments"
+        for name in whole:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1")
         for name in ("gradient", "spread", "latency", "staleness"):
@@ -112,19 +116,26 @@ class Setup:
     @property
     def steps(self):
         """Gradients of a round."""
+        if self.scheme == DECOUPLED:
+            return max(1, self.window // self.fragments)
         return self.window if self.scheme in WINDOWS else 1
 
     @property
     def whole(self):
-        """M, bytes of the center variable, which are those of a pull."""
+        """M, bytes of the center variable."""
         return 4 * self.parameters
+
+    @property
+    def pulled(self):
+        """Bytes of a pull: all of it, or one fragment."""
+        return self.whole / (self.fragments if self.scheme == DECOUPLED else 1)
 
     @property
     def pushed(self):
         """Bytes of a push: a place and a number for each element, if compressed."""
         if self.scheme == "Gradient-Compression":
             return 8 * max(1, round(self.keep * self.parameters))
-        return self.whole
+        return self.pulled
 
     @property
     def trip(self):
@@ -159,7 +170,7 @@ class Setup:
             return self.of_steps() + 2 * (self.workers - 1) * self.of_step(self.whole)
         if self.scheme == GOSSIP:
             return self.of_steps() + self.of_average()
-        moved = self.whole + self.pushed
+        moved = self.pulled + self.pushed
         core = self.costs.worker + self.costs.worker_byte * moved + self.of_steps()
         if self.scheme == "Gradient-Compression":
             core += self.costs.top_byte * self.whole
@@ -175,7 +186,7 @@ class Setup:
     def of_ps(self, first=True):
         """Returns the core seconds of a ps for one round; the `first` one has more."""
         costs, piece = self.costs, self.whole / self.ps
-        core = costs.ps + costs.ps_byte * (piece + self.pushed / self.ps)
+        core = costs.ps + costs.ps_byte * (self.pulled + self.pushed) / self.ps
         if first and self.scheme in (BOUNDED, BARRIER):
             core += costs.barrier
         if self.scheme == BARRIER:
@@ -346,10 +357,10 @@ def _gossip(setup):
 
 
 def _at_own_pace(setup):
-    n, costs, elastic = setup.workers, setup.costs, setup.scheme == "AEASGD"
+    n, costs, elastic = setup.workers, setup.costs, setup.scheme in ASIDE
     down, up = (
         setup.wire(size) + setup.pauses(size / setup.ps)
-        for size in (setup.whole, setup.pushed)
+        for size in (setup.pulled, setup.pushed)
     )
     core = setup.of_worker() + setup.of_ps()
     trips = [2 * setup.away(k) for k in range(n)]
@@ -374,7 +385,7 @@ def _at_own_pace(setup):
         # ∑ 1 / R_k
         "workers": sum(1 / one for one in taken),
         # S b / (8 M)
-        "ps cables": setup.ps / setup.wire(max(setup.whole, setup.pushed)),
+        "ps cables": setup.ps / setup.wire(max(setup.pulled, setup.pushed)),
         "ps 0": 1 / max(setup.of_ps(), 1e-30),
     }
     if costs.cores:
@@ -393,10 +404,14 @@ def _at_own_pace(setup):
     if setup.scheme == BOUNDED:
         most = (2 * setup.staleness + 1) * (n - 1)
     of_ps = bounds["ps cables"], bounds["ps 0"]
+    updates = rounds
+    if setup.scheme == DECOUPLED:  # the K fastest make each merge, without a queue
+        updates = 1 / sorted(taken)[min(setup.quorum, n) - 1]
     return _answer(
         setup,
         rounds,
-        rounds * max(setup.whole, setup.pushed) / setup.ps,
+        rounds * max(setup.pulled, setup.pushed) / setup.ps,
+        updates=updates,
         staleness=mean,
         most=most,
         waits=waits,
@@ -442,6 +457,7 @@ class Simulation:
         self.count = 0  # updates of the center variable
         self.clocks = [0] * setup.workers  # rounds completed, of BOUNDED
         self.taken, self.waiting = 0, []  # gradients of the open step; who waits
+        self.answered = set()  # of the open merge
         self.there = set(range(setup.workers))
         self.ready, self.reduced = set(), 0.0  # who has come to an all-reduce; its end
         kinds = {BARRIER: self.barrier, GOSSIP: self.gossip}
@@ -530,8 +546,11 @@ class Simulation:
         if self.now > start:
             self.bars.append(Bar(worker, kind, start, self.now))
 
-    def pull(self, worker):
-        """Returns the count of updates that the pull finds on ps 0."""
+    def pull(self, worker, had=None):
+        """Returns the count of updates that the pull finds on ps 0.
+
+        It gets all, or the fragments that are new to who `had` so many updates.
+        """
         setup, start = self.setup, self.now
         ready = [
             self.compute(("ps", j), setup.of_ps(j == 0) / 2) for j in range(setup.ps)
@@ -540,9 +559,16 @@ class Simulation:
         seen = self.count
         yield max(ready)
         ways = [(("ps", j), worker) for j in range(setup.ps)]
-        yield from self.send(ways, setup.whole / setup.ps, setup.away(worker))
+        size = setup.whole
+        if had is not None:
+            size = max(1, setup.pulled * self.new(seen, had))
+        yield from self.send(ways, size / setup.ps, setup.away(worker))
         self.bar(worker, "pull", start)
         return seen
+
+    def new(self, seen, had):
+        """Returns how many fragments were merged since a learner had them."""
+        return min(self.setup.fragments, seen - had)
 
     def gradients(self, worker, core=0.0):
         """The gradients of a round, and what else takes the worker core seconds."""
@@ -558,20 +584,27 @@ class Simulation:
             yield self.now + mean
         self.bar(worker, "gradient", start)
 
-    def push(self, worker, quiet=False):
-        """A push, until it is on the ps."""
+    def push(self, worker, quiet=False, size=None):
+        """A push, until it is on the ps; of `size` bytes, if not as usual."""
         setup, start = self.setup, self.now
         ways = [(worker, ("ps", j)) for j in range(setup.ps)]
-        yield from self.send(ways, setup.pushed / setup.ps, setup.away(worker))
+        size = (size or setup.pushed) / setup.ps
+        yield from self.send(ways, size, setup.away(worker))
         yield max(
             self.compute(("ps", j), setup.of_ps(j == 0) / 2) for j in range(setup.ps)
         )
         if not quiet:
             self.bar(worker, "push", start)
 
-    def counted(self, worker, seen):
-        """Counts an update that is applied as it comes."""
+    def counted(self, worker, seen, answers=True):
+        """Counts a push, and its update: as it comes, or if it completes a merge."""
         self.pushes.append((self.now, worker, self.count - seen))
+        if self.setup.scheme == DECOUPLED:
+            if answers and seen == self.count:  # else the merge is closed
+                self.answered.add(worker)
+            if len(self.answered) < (min(self.setup.quorum, len(self.there)) or 1):
+                return
+            self.answered.clear()
         self.opened.append(self.now)
         self.count += 1
 
@@ -604,7 +637,9 @@ class Simulation:
     def at_own_pace(self, worker):
         """HogWild and its relatives; BOUNDED waits on ps 0 before it pulls."""
         setup, core = self.setup, self.setup.of_worker() - self.setup.of_steps()
-        sent = []  # of AEASGD: whether the push before has arrived
+        decoupled = setup.scheme == DECOUPLED
+        sent = []  # of ASIDE: whether the push before has arrived
+        had, last = -setup.fragments, -1  # merges seen, and the last one answered
 
         def plain():
             if setup.scheme == BOUNDED:
@@ -618,25 +653,31 @@ class Simulation:
             self.wake(self.waiting)
 
         def elastic():
+            nonlocal had, last
             start = self.now
             # It says to ps 0 that its steps are done.
             yield self.now + setup.away(worker)
             self.bar(worker, "pull", start)
             while sent:
                 yield from self.wait(worker, sent[0])
-            seen = yield from self.pull(worker)
+            seen = yield from self.pull(worker, had if decoupled else None)
+            # Steps are lost with the fragment; who was not in a merge begins anew.
+            new, had = self.new(seen, had), seen
+            in_last = last == seen - 1 and new < setup.fragments
+            answers = not decoupled or new == 0 or in_last
+            last = seen if answers else last
             arrived = []
             sent.append(arrived)
-            self.begin(aside(seen, arrived))
+            self.begin(aside(seen, arrived, answers))
             yield from self.gradients(worker, core)
 
-        def aside(seen, arrived):
-            yield from self.push(worker, quiet=True)
-            self.counted(worker, seen)
+        def aside(seen, arrived, answers):
+            yield from self.push(worker, quiet=True, size=None if answers else 1)
+            self.counted(worker, seen, answers)
             sent.remove(arrived)
             self.wake(arrived)
 
-        one_round = elastic if setup.scheme == "AEASGD" else plain
+        one_round = elastic if setup.scheme in ASIDE else plain
         yield from self.calls(worker, one_round, 2 * setup.away(worker))
 
     def barrier(self, worker):
@@ -749,7 +790,7 @@ class Simulation:
         used = rounds
         if setup.scheme == BARRIER:
             used = updates * (setup.replicas or setup.workers)
-        sent = max(setup.whole, setup.pushed) / setup.ps
+        sent = max(setup.pulled, setup.pushed) / setup.ps
         if setup.scheme in PEERS:
             sent = 2 * (setup.workers - 1) / setup.workers**2 * setup.whole
         if setup.scheme == GOSSIP:

@@ -111,6 +111,8 @@ def drawn(number: int) -> cost.Setup:
         replicas=draw.choice((None, draw.randint(1, n))),
         staleness=draw.randint(0, 3),
         keep=draw.choice((0.01, 0.3)),
+        quorum=draw.randint(1, n),
+        fragments=draw.choice((1, 2, 4)),
         costs=cost.Costs(**costs),
         slow=tuple(draw.choice((1.0, 1.0, 2.5)) for _ in range(n)),
         near=draw.randint(0, n - 1),
@@ -214,6 +216,11 @@ return given.map(({scheme, options, w, streams, schedule, n}) => {
   let count = 0;
   for (const [verb, k, j] of schedule) {
     if (verb === "pull") { rule.pull(k); seen[k] = count; continue; }
+    if (verb === "turn") {
+      rule.pull(k);
+      if (j[0]) rule.push(k, 0);
+      if (j[1]) rule.update();
+    }
     if (verb === "round") rule.round(everybody);
     if (verb === "push" && j !== null && j !== undefined) rule.average(k, j);
     if (verb === "push") rule.push(k, count++ - seen[k]);
@@ -236,6 +243,23 @@ def in_pairs(draw: random.Random, n: int, pushes: int) -> list:
         k = draw.randrange(n)
         schedule.append(("push" if k in pulled else "pull", k))
         pulled ^= {k}
+    return schedule
+
+
+def in_turns(draw: random.Random, n: int, rounds: int, quorum: int, pieces: int):
+    """Returns rounds of Decoupled-DiLoCo: who pulls, whether it answers, and merges."""
+    schedule, merges, answered, had, last = [], 0, set(), [-pieces] * n, [-1] * n
+    for _ in range(rounds):
+        k = draw.randrange(n)
+        new, had[k] = merges - had[k], merges
+        answers = new == 0 or (new < pieces and last[k] == merges - 1)
+        if answers:
+            last[k], answered = merges, answered | {k}
+        due = len(answered) >= quorum
+        schedule.append(("turn", k, (answers, due)))
+        if due:
+            merges, answered = merges + 1, set()
+    assert 10 < merges < rounds / quorum
     return schedule
 
 
@@ -266,6 +290,14 @@ def references() -> dict:
         n, inner = len(b), [rules.adamw(0.01, 0.1) for _ in b]
         return list(last(rules.async_diloco(s, b, w, [T] * n, inner, 0.7, 0.9, n)))
 
+    def decoupled(s, b, w):
+        n, inner = len(b), [rules.adamw(0.01, 0.1) for _ in b]
+        more = 2, 2, T, 0.0, rules.radial_directional  # K, F, o, α
+        turns = [k for _, k, _ in s]
+        return list(
+            rules.decoupled(turns, b, w, [T] * n, [1] * n, inner, 0.7, 0.9, *more)
+        )
+
     def gossip(s, b, w):
         return [np.concatenate(x) for _, x in rules.gossip(s, b, [w] * len(b), eta)]
 
@@ -291,6 +323,11 @@ def references() -> dict:
         "Local-SGD": (window, "round", all_of(rules.local_sgd, T, eta)),
         "DiLoCo": (dict(rate=0.01, window=T), "round", diloco),
         "Async-DiLoCo": (dict(rate=0.01, window=T), "pairs", async_diloco),
+        "Decoupled-DiLoCo": (
+            dict(rate=0.01, window=2 * T, fragments=2),
+            "turns",
+            decoupled,
+        ),
         "Gossip-SGD": (dict(rate=eta), "gossip", gossip),
     }
 
@@ -306,6 +343,8 @@ def test_the_rules_are_those_of_the_papers_push_by_push() -> None:
         w, streams = numbers.normal(size=5), numbers.normal(size=(n, 7, 5))
         if kind in ("update", "round"):
             schedule = [(kind, 0)] * 12
+        elif kind == "turns":
+            schedule = in_turns(draw, n, 100, 2, 2)
         else:
             schedule = in_pairs(draw, n, 40)
         if kind == "gossip":
@@ -392,7 +431,7 @@ def test_an_address_holds_the_state_and_a_wrong_one_does_no_harm() -> None:
     """
     found = node(script, given)
     assert all(before == after for before, after in found["same"])
-    assert len({before for before, _ in found["same"]}) > 13
+    assert len({before for before, _ in found["same"]}) > 14
     assert all(name == shown for name, shown in found["schemes"])
     for state in found["wrong"]:
         assert state["workers"] in range(1, 33) and state["seconds"] in (5, 20, 60, 120)
@@ -475,7 +514,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     }
     found = lead("play_page.js", plan)
     assert found["faults"] == []
-    assert found["shown"] >= 13 + 6 + 8
+    assert found["shown"] >= 14 + 6 + 8
     # Other tests may have the cores, so what counts is the time of a frame's own work.
     assert found["frame"] < 8  # ms, of the 16.7 that 60 frames a second leave
     assert found["frames"] > 15

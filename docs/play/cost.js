@@ -4,8 +4,9 @@
 
 const cost = (() => {
   const BOUNDED = "Stale-Synchronous-Parallel", BARRIER = "Synchronous-SGD";
-  const GOSSIP = "Gossip-SGD", PEERS = ["Ring-All-Reduce", "Local-SGD", "DiLoCo"];
-  const ADAM = ["DiLoCo", "Async-DiLoCo"];
+  const GOSSIP = "Gossip-SGD", DECOUPLED = "Decoupled-DiLoCo";
+  const PEERS = ["Ring-All-Reduce", "Local-SGD", "DiLoCo"];
+  const ADAM = ["DiLoCo", "Async-DiLoCo", DECOUPLED], ASIDE = ["AEASGD", DECOUPLED];
   const WINDOWS = ["AEASGD", "Local-SGD", "DOWNPOUR-Easy", "AGN", ...ADAM];
   const CALL = 1.0; // seconds: a call has as many rounds as fit
   const COSTS = {
@@ -55,9 +56,13 @@ const cost = (() => {
       this.costs = { ...COSTS, ...fields.costs };
       this.peers = PEERS.includes(this.scheme);
       this.steps = WINDOWS.includes(this.scheme) ? this.window : 1;
-      this.whole = 4 * this.parameters;
+      this.whole = this.pulled = 4 * this.parameters;
+      if (this.scheme === DECOUPLED) {
+        this.steps = Math.max(1, Math.floor(this.window / this.fragments));
+        this.pulled = this.whole / this.fragments;
+      }
       const few = 8 * Math.max(1, Math.round(this.keep * this.parameters));
-      this.pushed = this.scheme === "Gradient-Compression" ? few : this.whole;
+      this.pushed = this.scheme === "Gradient-Compression" ? few : this.pulled;
       this.trip = 2 * this.latency;
     }
     away(worker, other = -1) { // −1: the ps
@@ -69,7 +74,7 @@ const cost = (() => {
     of_worker() {
       const { costs } = this;
       const top = this.scheme === "Gradient-Compression" ? costs.top_byte * this.whole : 0;
-      return costs.worker + costs.worker_byte * (this.whole + this.pushed) + top;
+      return costs.worker + costs.worker_byte * (this.pulled + this.pushed) + top;
     }
     of_steps() {
       const { local, local_byte, adam_byte } = this.costs;
@@ -78,7 +83,7 @@ const cost = (() => {
     }
     of_ps(first = true) {
       const { costs } = this, piece = this.whole / this.ps;
-      let core = costs.ps + costs.ps_byte * (piece + this.pushed / this.ps);
+      let core = costs.ps + (costs.ps_byte * (this.pulled + this.pushed)) / this.ps;
       if (first && [BOUNDED, BARRIER].includes(this.scheme)) core += costs.barrier;
       if (this.scheme === BARRIER) core += costs.barrier_byte * piece;
       return core;
@@ -107,6 +112,7 @@ const cost = (() => {
       Object.assign(this, { setup, random, rule, now: 0, queue: [], count: 0 });
       Object.assign(this, { free: {}, bars: [], pushes: [], opened: [], taken: 0 });
       Object.assign(this, { waiting: [], ready: new Set(), reduced: 0, averages: [] });
+      this.answered = new Set(); // of the open merge
       this.together = null; // the workers of an all-reduce that is under way
       // To be drawn: begun gradients, those of the killed, who is gone when, what is summed
       Object.assign(this, { since: [], lost: [], gone: [], added: [] });
@@ -201,14 +207,17 @@ const cost = (() => {
       const { setup } = this;
       return range(setup.ps).map((j) => this.compute(`ps ${j}`, setup.of_ps(j === 0) / 2));
     }
-    *pull(worker) {
+    /** How many fragments were merged since a learner had them. */
+    fresh(seen, had) { return Math.min(this.setup.fragments, seen - had); }
+    *pull(worker, had = null) {
       const { setup } = this, start = this.now, ready = this.at_the_ps();
       yield ready[0];
       const seen = this.count;
       this.rule?.pull(worker);
       yield Math.max(...ready);
       const ways = range(setup.ps).map((j) => [`ps ${j}`, worker]);
-      yield* this.send(ways, setup.whole / setup.ps, setup.away(worker));
+      const size = had === null ? setup.whole : Math.max(1, setup.pulled * this.fresh(seen, had));
+      yield* this.send(ways, size / setup.ps, setup.away(worker));
       this.bar(worker, "pull", start);
       return seen;
     }
@@ -227,20 +236,27 @@ const cost = (() => {
       this.since[worker] = Infinity;
       return this.bar(worker, "gradient", start);
     }
-    *push(worker, quiet = false) {
+    *push(worker, quiet = false, size = this.setup.pushed) {
       const { setup } = this, start = this.now;
       const ways = range(setup.ps).map((j) => [worker, `ps ${j}`]);
-      yield* this.send(ways, setup.pushed / setup.ps, setup.away(worker));
+      yield* this.send(ways, size / setup.ps, setup.away(worker));
       yield Math.max(...this.at_the_ps());
       if (!quiet) this.bar(worker, "push", start);
     }
-    counted(worker, seen, bar) {
-      const stale = this.count - seen;
+    counted(worker, seen, bar, answers = true) {
+      const stale = this.count - seen, merges = this.setup.scheme === DECOUPLED;
+      const taken = answers && !(merges && stale); // stale: its merge is closed
       this.pushes.push({ time: this.now, worker, stale });
+      if (taken) this.rule?.push(worker, stale);
+      if (merges) {
+        if (taken) this.answered.add(worker);
+        if (this.answered.size < (Math.min(this.setup.quorum, this.there.size) || 1)) return;
+        this.answered.clear();
+        this.rule?.update();
+      }
       this.opened.push(this.now);
       this.count += 1;
       if (bar) Object.assign(bar, { update: this.count, stale });
-      this.rule?.push(worker, stale);
     }
     /** Lets a worker be busy with something until a time, or an event. */
     *spend(worker, kind, until) {
@@ -267,6 +283,8 @@ const cost = (() => {
 
     *at_own_pace(worker) {
       const sim = this, { setup } = this, core = setup.of_worker(), sent = [];
+      const decoupled = setup.scheme === DECOUPLED;
+      let had = -setup.fragments, last = -1; // merges seen, and the last one answered
       function* plain() {
         if (setup.scheme === BOUNDED) {
           while (sim.clocks[worker] - Math.min(...sim.clocks) > setup.staleness) {
@@ -283,18 +301,23 @@ const cost = (() => {
       function* elastic() {
         yield* sim.spend(worker, "pull", sim.now + setup.away(worker));
         while (sent.length) yield* sim.spend(worker, "wait", sent[0]);
-        const seen = yield* sim.pull(worker), arrived = [];
+        const seen = yield* sim.pull(worker, decoupled ? had : null), arrived = [];
+        // Steps are lost with the fragment; who was not in a merge begins anew.
+        const fresh = sim.fresh(seen, had);
+        const answers = !decoupled || !fresh || (last === seen - 1 && fresh < setup.fragments);
+        had = seen;
+        if (answers) last = seen;
         sent.push(arrived);
-        sim.begin(aside(seen, arrived));
+        sim.begin(aside(seen, arrived, answers));
         yield* sim.gradients(worker, core);
       }
-      function* aside(seen, arrived) {
-        yield* sim.push(worker, true);
-        sim.counted(worker, seen);
+      function* aside(seen, arrived, answers) {
+        yield* sim.push(worker, true, answers ? setup.pushed : 1);
+        sim.counted(worker, seen, null, answers);
         sent.splice(sent.indexOf(arrived), 1);
         sim.wake(arrived);
       }
-      const one_round = setup.scheme === "AEASGD" ? elastic : plain;
+      const one_round = ASIDE.includes(setup.scheme) ? elastic : plain;
       yield* this.calls(worker, one_round, 2 * setup.away(worker));
     }
     *barrier(worker) {
@@ -406,7 +429,7 @@ const cost = (() => {
       const waits = this.bars.filter((bar) => bar.kind === "wait").map((bar) =>
         Math.max(0, Math.min(bar.end, end) - Math.max(bar.start, start)));
       // What one cable carries: that of a ps, or of a worker between two others.
-      let sent = (pushes.length * setup.whole) / setup.ps;
+      let sent = (pushes.length * setup.pulled) / setup.ps;
       if (setup.peers) sent = pushes.length * ((2 * (n - 1)) / n ** 2) * setup.whole;
       if (setup.scheme === GOSSIP) {
         const starts = n > 1 ? pushes.filter((one) => one.worker % 2 === 0).length : 0;

@@ -149,8 +149,8 @@
   // --- Both sides -------------------------------------------------------------------
 
   function name_of(side) {
-    const { scheme, window, bound, backup } = play.own(now, side);
-    if (window) return `${scheme}, T = ${window}`;
+    const { scheme, window, bound, backup, quorum } = play.own(now, side);
+    if (window) return `${scheme}, T = ${window}${quorum ? `, K = ${quorum}` : ""}`;
     if (bound !== undefined) return `${scheme}, s = ${bound}`;
     return backup ? `${scheme}, ${backup} backup worker${backup > 1 ? "s" : ""}` : scheme;
   }

@@ -35,7 +35,8 @@ const play = (() => {
       const usual = side === "a" ? "HogWild" : BARRIER;
       found[side] = Object.hasOwn(SCHEMES, changes[side]) ? changes[side] : usual;
       for (const [key, value] of Object.entries(SCHEMES[found[side]].own)) {
-        const max = key === "backup" ? found.workers - 1 : SIDE[key].max;
+        const { workers } = found, most = { backup: workers - 1, quorum: workers };
+        const max = most[key] ?? SIDE[key].max;
         take(`${side}.${key}`, { ...SIDE[key], value, max });
       }
     }
@@ -85,6 +86,7 @@ const play = (() => {
       near: now.sites && workers > 1 ? Math.ceil(workers / 2) : 0,
       replicas: options.backup ? workers - options.backup : null,
       staleness: options.bound, keep: options.keep, kills: kills_of(now), ...more,
+      quorum: options.quorum, fragments: options.fragments,
       costs: { ...COSTS, ...more.costs },
     });
     const problem = lib.rules[["quadratic", "logistic"][now.problem]](new Random(7), workers);
@@ -122,7 +124,7 @@ const play = (() => {
 
   /** Returns the command that runs one side with real processes. */
   function command(now, side) {
-    const { scheme, rate, window, bound, backup, keep } = own(now, side);
+    const { scheme, rate, window, bound, backup, keep, quorum, fragments } = own(now, side);
     const words = on_hosts(now) ? ["sudo"] : [];
     words.push(`NUM_WORKERS=${now.workers}`);
     if (![...PEERS, GOSSIP].includes(scheme)) words.push(`NUM_PS=${now.ps}`);
@@ -133,7 +135,11 @@ const play = (() => {
     const times = now.slow.map((one) => Number((one * now.gradient / 1000).toFixed(4)));
     const alike = times.every((one) => one === times[0]);
     words.push(`--learning_rate ${rate}`, `--slow_workers ${alike ? times[0] : times}`);
-    if (window) words.push(`--window ${window}`);
+    if (quorum) {
+      const steps = Math.max(1, Math.floor(window / fragments));
+      words.push(`--window ${steps * fragments}`, `--fragments ${fragments}`, `--overlap ${steps}`);
+      words.push(`--quorum ${quorum}`, "--grace 0");
+    } else if (window) words.push(`--window ${window}`);
     if (bound !== undefined) words.push(`--staleness ${bound}`);
     if (backup) words.push(`--replicas_to_aggregate ${now.workers - backup}`);
     if (keep) words.push(`--keep ${keep}`);

@@ -136,6 +136,44 @@ const rules = (() => {
     }
   }
 
+  /** Copies x of their own; a merge of one fragment takes the answers that are there. */
+  class Decoupled extends DiLoCo {
+    window = Math.max(1, Math.floor(this.window / this.fragments));
+    t = 0; // merges
+    learners = range(this.workers).map(() => this.anew());
+    u = zeros(this.w);
+    answers = new Map();
+    anew() { return { x: this.w, seen: this.t, steps: range(this.fragments).map(() => 0) }; }
+    lose(k) { super.lose(k); this.learners[k] = this.anew(); }
+    of(i) { return Math.floor(i / Math.ceil(this.w.length / this.fragments)); }
+    pull(k) {
+      const me = this.learners[k], { fragments } = this;
+      for (let t = Math.max(me.seen, this.t - fragments); t < this.t; t++) {
+        me.x = me.x.map((x, i) => (this.of(i) === t % fragments ? this.w[i] : x));
+        me.steps[t % fragments] = 0;
+      }
+      me.seen = this.t;
+      this.held[k] = { x: me.x, a: me.steps[this.t % fragments] };
+      me.x = this.apart(k, me.x);
+      me.steps = me.steps.map((steps) => steps + this.window);
+    }
+    push(k) { if (this.held[k].a) this.answers.set(k, this.held[k]); }
+    update() {
+      const f = this.t++ % this.fragments, length = (v) => Math.sqrt(dot(v, v)) || 1;
+      let total = 0, far = 0, delta = zeros(this.w);
+      for (const { x, a } of this.answers.values()) {
+        const d = this.w.map((w, i) => (this.of(i) === f ? w - x[i] : 0));
+        delta = add(delta, d, a / length(d));
+        [total, far] = [total + a, far + a * length(d)];
+      }
+      delta = delta.map((v, _, all) => v * far / (total || 1) / length(all));
+      this.answers.clear();
+      this.u = this.u.map((u, i) => (this.of(i) === f ? this.momentum * u + delta[i] : u));
+      const move = add(delta, this.u, this.momentum);
+      this.w = this.w.map((w, i) => (this.of(i) === f ? w - this.outer * move[i] : w));
+    }
+  }
+
   /** A replica x of each worker; two of them average. */
   class Gossip extends Elastic {
     center() { return mean(this.x); }
@@ -148,7 +186,7 @@ const rules = (() => {
     HogWild: Windowed, "Dynamic-SGD": Dynamic, "Stale-Synchronous-Parallel": Windowed,
     "DOWNPOUR-Easy": Downpour, AGN: Agn, AEASGD: Elastic, "Gradient-Compression": Compressed,
     "Synchronous-SGD": Barrier, "Ring-All-Reduce": LocalSgd, "Local-SGD": LocalSgd, DiLoCo,
-    "Async-DiLoCo": AsyncDiLoCo, "Gossip-SGD": Gossip,
+    "Async-DiLoCo": AsyncDiLoCo, "Decoupled-DiLoCo": Decoupled, "Gossip-SGD": Gossip,
   };
   const OPTIONS = { rate: 0.1, window: 1, gamma: 0.05, beta: 0.9, keep: 0.01,
     outer: 0.7, momentum: 0.9, decay: 0.1 };

@@ -39,6 +39,10 @@ const words = {
       own: { rate: 0.003, window: 25 }, on: "b=DiLoCo&slow=1,1,1,4&seconds=60",
       told: "Nobody waits. Each worker makes {window} steps alone, then pushes how far it moved. The ps adds momentum once in N pushes (N = {workers}).",
     },
+    "Decoupled-DiLoCo": {
+      own: { rate: 0.003, window: 24, quorum: 3, fragments: 4 }, on: "b=DiLoCo&slow=1,1,1,4&seconds=60",
+      told: "Nobody waits. A worker sends one of {fragments} pieces of its weights, and computes meanwhile. The ps merges the first {quorum} that come, and all workers get the result. Left out here is the grace window, in which later ones count too.",
+    },
     AEASGD: {
       own: { rate: 0.3, window: 16 }, on: "b=HogWild&bandwidth=100",
       told: "Nobody waits. Each worker makes {window} steps alone, then pushes a part of the difference between its weights and the shared ones, while it computes.",
@@ -102,6 +106,8 @@ const words = {
     window: { label: "Window T", type: "number", step: 1, min: 1, max: 128 },
     bound: { label: "Bound s", type: "number", step: 1, min: 0, max: 32 },
     backup: { label: "Backup workers", type: "number", step: 1, min: 0, max: 31 },
+    quorum: { label: "Quorum K", type: "number", step: 1, min: 1, max: 32 },
+    fragments: { label: "Fragments F", choices: { 1: "1", 2: "2", 4: "4" } },
     keep: { label: "Pushed", choices: { 0.001: "0.1 %", 0.01: "1 %", 0.1: "10 %" } },
   },
 
