@@ -411,8 +411,8 @@ def markdown(found):
     return text + (
         f"\nMedian of {most} seeds, or of as many as a cell says. Rows of {LEARNER} "
         f"count steps made,\nthe others steps kept. A gradient takes {1000 * STEP:g} "
-        f"ms, a run {SECONDS:g} s; a worker lives {LIFE:g} s on average,\nand is away for "
-        f"{DOWN:g} s. T = 24, AdamW, η = 0.001; the ring has SGD, η = 0.2.\n"
+        f"ms, a run {SECONDS:g} s; a worker lives {LIFE:g} s on average,\nand is away "
+        f"for {DOWN:g} s. T = 24, AdamW, η = 0.001; the ring has SGD, η = 0.2.\n"
     )
 
 
