@@ -356,7 +356,7 @@ def claims_of(found):
         claim = "where all wait for all, goodput falls as workers are added"
         yield claim, source, seen, all_wait < few / 2
     if None not in (one, all_wait):
-        seen = f"{one:.2f}, steps made, against {all_wait:.2f}, steps kept"
+        seen = f"{one:.2f} made against {all_wait:.2f} kept"
         claim = f"with a quorum of one it is twice as high or more, N = {most}"
         yield claim, source, seen, one >= 2 * all_wait
     each = [goodput(found, learner, n) for n in COUNTS]

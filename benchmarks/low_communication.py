@@ -165,13 +165,19 @@ def to_target(result):
     return middle + f" ({times[0]:.1f} to {last})" * (len(times) > 1)
 
 
+def median_to_target(result):
+    """Returns the same in a sentence, without smallest and largest."""
+    text = to_target(result).partition(" (")[0]
+    return text if text == "never" else f"{text} s"
+
+
 def seeds_of(found):
     """Returns the sentence that says how many seeds a cell has."""
     counts = {len(figures.each(r)) for row in found.values() for r in row.values()}
     if counts <= {1}:
         return "One seed."
     number = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    return f"Middle of {number} seeds, smallest and largest in brackets."
+    return f"Middle of {number} seeds (smallest to largest)."
 
 
 def outer_text(found):
@@ -213,12 +219,12 @@ def buffer_text(found):
     rows = []
     for size in BUFFERS:
         alike, skewed = (found.get(label, {}).get(size) for label in (ALIKE, SKEWED))
-        row = [size, f"{(WORKERS - 1) / size:.2f}".rstrip("0").rstrip(".")]
-        row.append(field(alike, "mean_staleness", 2) if alike else "-")
+        stale = [run["mean_staleness"] for run in figures.each(alike or {"each": []})]
+        row = [size, f"{runs.middle(stale):.2f}" if stale else "-"]
         for result in (alike, skewed):
             row += [accuracies(result), to_target(result) if result else "-"]
         rows.append(row)
-    header = ["K", "(N − 1)/K", "mean τ", "accuracy, alike", "s to the loss"]
+    header = ["K", "mean τ", "accuracy, alike", "s to the loss"]
     header += [f"accuracy, {SKEWED}", "s to the loss"]
     text = "### Buffers\n\n"
     text += figures.shown("test error and time against K", "low-communication-buffer")
@@ -252,7 +258,7 @@ def outer_claims(found):
         statistics.median(map(claims.seconds_to_loss, figures.each(r)))
         for r in (delayed, sync)
     ]
-    seen = f"{to_target(delayed)} s against {to_target(sync)} s"
+    seen = f"{median_to_target(delayed)} against {median_to_target(sync)}"
     holds = times[0] < times[1]
     yield (
         f"and reaches a loss of {TARGET:g} sooner, with four speeds",
@@ -286,12 +292,12 @@ def buffer_claims(found):
     if all(size in row for size in BUFFERS):
         means = [row[size]["mean_staleness"] for size in BUFFERS]
         wanted = [(WORKERS - 1) / size for size in BUFFERS]
-        pairs = list(zip(means, wanted, strict=True))
-        seen = ", ".join(f"{a:.2f} of {b:.2f}" for a, b in pairs)
-        holds = all(abs(a / b - 1) < 0.15 for a, b in pairs)
-        yield "the mean staleness is (N − 1)/K", "by counting", seen, holds
+        holds = all(abs(a / b - 1) < 0.15 for a, b in zip(means, wanted, strict=True))
+        seen, numbers = (", ".join(f"{x:.2f}" for x in xs) for xs in (means, wanted))
+        claim = f"the mean staleness is (N − 1)/K: {numbers}"
+        yield claim, "by counting", seen, holds
         times = [claims.seconds_to_loss(row[size]) for size in (2, 1)]
-        seen = f"{to_target(row[2])} s against {to_target(row[1])} s"
+        seen = f"{median_to_target(row[2])} against {median_to_target(row[1])}"
         claim = "a buffer of two reaches a loss sooner than none"
         yield claim, "Nguyen et al. 2022", seen, times[0] < times[1]
 
