@@ -264,7 +264,9 @@ def rates_tables(found):
                 cells.append(f"{lost} diverged, {values}" if lost else values)
             if any(results):
                 rows.append([scheme, *cells, f"{runs.middle(stale) or 0:.1f}"])
-        head = [f"η = {rate:g}, {seeds} seeds" for rate, seeds in RATES.items()]
+        seeds = [sum(map(bool, of(found, "rates", SYNC, rate))) for rate in RATES]
+        pairs = zip(RATES, seeds, strict=True)
+        head = [f"η = {rate:g}, {count} seeds" for rate, count in pairs]
         head = [f"test {name}", *head, "staleness"]
         text += runs.table(head, rows) + "\n"
     return text
