@@ -390,7 +390,8 @@ class Cache:
         return None
 
     def put(self, run, result):
-        """Keeps the result of a run, on disk at once."""
+        """Keeps the result of a run, on disk at once; the command says its flags."""
+        result = {name: x for name, x in result.items() if name != "flags"}
         entry = {"code": self.code(run), "measured": runs.now(), "result": result}
         self.runs[self.key(run)] = entry
         runs.write_json(self.path, self.runs)

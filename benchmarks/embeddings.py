@@ -264,7 +264,10 @@ def rates_tables(found):
                 cells.append(f"{lost} diverged, {values}" if lost else values)
             if any(results):
                 rows.append([scheme, *cells, f"{runs.middle(stale) or 0:.1f}"])
-        head = [f"test {name}", *(f"η = {rate:g}" for rate in RATES), "staleness"]
+        seeds = [sum(map(bool, of(found, "rates", SYNC, rate))) for rate in RATES]
+        pairs = zip(RATES, seeds, strict=True)
+        head = [f"η = {rate:g}, {count} seeds" for rate, count in pairs]
+        head = [f"test {name}", *head, "staleness"]
         text += runs.table(head, rows) + "\n"
     return text
 
@@ -341,7 +344,7 @@ def claims_table(found):
     rows = []
 
     def add(claim, source, holds, seen):
-        rows.append([claim, source, "yes" if holds else "**no**", seen])
+        rows.append([claim, source, seen, "yes" if holds else "**no**"])
 
     expired = less(found, "days", (WEEK,), (KEPT,), settled)
     if expired:
@@ -374,7 +377,7 @@ def claims_table(found):
         else:
             claim, holds = "hybrid training has the same AUC", min(each) > -CLOSE
         add(f"{claim}; beside synchronous", "Lian et al. 2022", holds, seen)
-    return runs.table(["claim", "source", "holds", "seen here"], rows, 4)
+    return runs.table(["claim", "source", "seen here", "holds"], rows, 4)
 
 
 def markdown(found):

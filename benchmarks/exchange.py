@@ -100,10 +100,8 @@ def claims_of(rounds):
         if seconds and computing:
             total = computing + EXCHANGE
             longer = expected(rounds, sleep, most)
-            seen = (
-                f"{seconds:.2f} s; the larger is {longer:.2f} s, the sum {total:.2f} s"
-            )
-            claim = f"with overlap a round takes the longer of the two: {what}"
+            seen = f"{seconds:.2f} s; longer {longer:.2f}, sum {total:.2f}"
+            claim = f"with overlap a round takes the longer: {what}"
             yield claim, "Douillard et al. 2025", seen, seconds < (longer + total) / 2
 
 

@@ -37,38 +37,23 @@ from claims import Run, accuracy, percent
 PARTS = ("outer", "overlap", "buffer")
 SEEDS, WORKERS, STEPS = 5, 4, 4000  # STEPS: inner steps of all workers
 SPEEDS = (0.0058, 0.0075, 0.0151, 0.0333)  # seconds of a gradient of each worker
-TARGET, CURVE = 0.2, 60  # test loss; points of a curve that are kept, at most
+TARGET = 0.2  # test loss
 OFTEN = {"problem.py": runs.HERE / "problems" / "often.py"}
 
-# outer: label: folder and flags, then test accuracy, test loss, seconds to the target
-# and in all, of an event simulation of the same model
+# outer: label: folder and flags
 WINDOW = 25
 SYNC, NESTEROV = "DiLoCo, all wait", "Nesterov at each push"
 DELAYED, PLAIN = "delayed Nesterov", "no momentum"
 OUTER = {
-    SYNC: ("DiLoCo", [], ("97.2 %", "0.105", "666", "3330")),
-    DELAYED: ("Async-DiLoCo", [], ("96.0 %", "0.148", "288", "1011")),
-    NESTEROV: (
-        "Async-DiLoCo",
-        ["--outer", "nesterov"],
-        ("23 to 66 %", "2.1 to 4.1", "never", "1011"),
-    ),
-    PLAIN: (
-        "Async-DiLoCo",
-        ["--outer", "sgd"],
-        ("96.4 %", "0.116", "250", "1011"),
-    ),
+    SYNC: ("DiLoCo", []),
+    DELAYED: ("Async-DiLoCo", []),
+    NESTEROV: ("Async-DiLoCo", ["--outer", "nesterov"]),
+    PLAIN: ("Async-DiLoCo", ["--outer", "sgd"]),
 }
 
-# overlap: o and α; 20 rounds of 50 steps, as the simulation, whose test loss follows
+# overlap: o and α; 20 rounds of 50 steps
 ROUND, ROUNDS = 50, 20
-OVERLAPS = {
-    (0, 0.0): 0.142,
-    (5, 0.5): 0.103,
-    (25, 0.5): 0.109,
-    (25, 0.0): 0.125,
-    (45, 0.5): None,
-}
+OVERLAPS = [(0, 0.0), (5, 0.5), (25, 0.5), (25, 0.0), (45, 0.5)]
 
 # buffer: T of the paper's order; half the sleeps of part outer
 LOCAL, BUFFERS = 10, (1, 2, 4, 8)
@@ -81,7 +66,7 @@ ALIKE, SKEWED = "alike", "--skew 0.1"
 def outer_runs(scale):
     """Returns the runs of part outer."""
     sleeps, found = ",".join(map(str, SPEEDS)), []
-    for label, (folder, more, _) in OUTER.items():
+    for label, (folder, more) in OUTER.items():
         pushes = max(8, int(STEPS * scale) // WINDOW)
         steps = pushes // WORKERS if folder == "DiLoCo" else pushes
         flags = ["--window", WINDOW, "--steps", steps, *more, "--slow_workers", sleeps]
@@ -120,25 +105,31 @@ def plan(parts=PARTS, scale=1.0, seeds=1):
     return claims.seeded(found, seeds)
 
 
-def curve(logdir):
-    """Returns the test losses of a run against time, and the seconds to the target.
-
-    {"curve": [[seconds since the chief's first call, test loss], ..]}.
-    """
+def losses(logdir):
+    """Returns [(seconds since the chief's first call, test loss)] of a run."""
     began = min(path.stat().st_mtime for path in logdir.glob("model.ckpt-*.index"))
     with runs.silence():
         tf = importlib.import_module("tensorflow.compat.v1")
-        points = [
-            [event.wall_time - began, value.simple_value]
+        return [
+            (event.wall_time - began, value.simple_value)
             for path in sorted(logdir.glob("events.out.tfevents.*"))
             for event in tf.train.summary_iterator(str(path))
             for value in event.summary.value
             if value.tag == "test_loss"
         ]
-    reached = pays.seconds_to([(when, -loss) for when, loss in points], -TARGET)
-    some = points[:: max(1, len(points) // CURVE)]
-    shown = [[round(number, 4) for number in point] for point in some]
-    return {"curve": shown, "seconds_to_loss": reached}
+
+
+def reached(logdir):
+    """Returns the seconds of a run to the target."""
+    points = [(when, -loss) for when, loss in losses(logdir)]
+    return {"seconds_to_loss": pays.seconds_to(points, -TARGET)}
+
+
+def curve(logdir):
+    """Returns the same, and the curve: its seconds and its test losses."""
+    columns = zip(*losses(logdir), strict=True)
+    shown = [[round(number, 4) for number in column] for column in columns]
+    return {"curve": shown, **reached(logdir)}
 
 
 # --- Tables -----------------------------------------------------------------------
@@ -174,50 +165,48 @@ def to_target(result):
     return middle + f" ({times[0]:.1f} to {last})" * (len(times) > 1)
 
 
+def median_to_target(result):
+    """Returns the same in a sentence, without smallest and largest."""
+    text = to_target(result).partition(" (")[0]
+    return text if text == "never" else f"{text} s"
+
+
 def seeds_of(found):
     """Returns the sentence that says how many seeds a cell has."""
     counts = {len(figures.each(r)) for row in found.values() for r in row.values()}
     if counts <= {1}:
         return "One seed."
     number = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    return f"Middle of {number} seeds, smallest and largest in brackets."
+    return f"Middle of {number} seeds (smallest to largest)."
 
 
 def outer_text(found):
     """Returns the markdown of part outer."""
-    rows, told = [], []
-    for label, (*_, simulated) in OUTER.items():
+    rows = []
+    for label in OUTER:
         if result := found.get(label, {}).get(0):
             cells = [accuracies(result), f"{loss_of(result):.3f}"]
             cells += [to_target(result), field(result, "seconds", 1)]
             rows.append([label, *cells])
-            told.append(f"{label}: {simulated[0]}, {simulated[2]}")
-    header = [
-        "",
-        "test accuracy",
-        "test loss",
-        f"s to a loss of {TARGET:g}",
-        "s in all",
-    ]
+    header = ["", "test accuracy", "test loss", f"s to a loss of {TARGET:g}"]
     text = "### Outer optimizers\n\n"
     text += figures.shown("test loss against time", "low-communication-outer") + "\n"
-    text += runs.table(header, rows)
+    text += runs.table([*header, "s in all"], rows)
     return text + (
         f"\nN = {WORKERS}, T = {WINDOW}, {STEPS:,} inner steps in all; ε = η_o = 0.7, "
-        f"momentum 0.9. {seeds_of(found)}\nSimulated accuracy, and "
-        f"seconds of a clock of its own to the loss: {'; '.join(told)}.\n"
+        f"momentum 0.9. {seeds_of(found)}\n"
     )
 
 
 def overlap_text(found):
     """Returns the markdown of part overlap."""
     rows = []
-    for (o, mix), simulated in OVERLAPS.items():
+    for o, mix in OVERLAPS:
         if result := found.get("DiLoCo", {}).get((o, mix)):
             cells = [accuracies(result), field(result, "test_loss", 3)]
-            rows.append([o, "-" if not o else mix, *cells, simulated or "-"])
+            rows.append([o, mix if o else "-", *cells])
     text = "### Loss against overlap\n\n"
-    header = ["o", "α", "test accuracy", "test loss", "simulated loss"]
+    header = ["o", "α", "test accuracy", "test loss"]
     text += runs.table(header, rows, left=2)
     return text + (
         f"\nN = {WORKERS}, {ROUNDS} rounds of T = {ROUND} steps, η = 0.001. "
@@ -230,12 +219,12 @@ def buffer_text(found):
     rows = []
     for size in BUFFERS:
         alike, skewed = (found.get(label, {}).get(size) for label in (ALIKE, SKEWED))
-        row = [size, f"{(WORKERS - 1) / size:.2f}".rstrip("0").rstrip(".")]
-        row.append(field(alike, "mean_staleness", 2) if alike else "-")
+        stale = [run["mean_staleness"] for run in figures.each(alike or {"each": []})]
+        row = [size, f"{runs.middle(stale):.2f}" if stale else "-"]
         for result in (alike, skewed):
             row += [accuracies(result), to_target(result) if result else "-"]
         rows.append(row)
-    header = ["K", "(N − 1)/K", "mean τ", "accuracy, alike", "s to the loss"]
+    header = ["K", "mean τ", "accuracy, alike", "s to the loss"]
     header += [f"accuracy, {SKEWED}", "s to the loss"]
     text = "### Buffers\n\n"
     text += figures.shown("test error and time against K", "low-communication-buffer")
@@ -269,7 +258,7 @@ def outer_claims(found):
         statistics.median(map(claims.seconds_to_loss, figures.each(r)))
         for r in (delayed, sync)
     ]
-    seen = f"{to_target(delayed)} s against {to_target(sync)} s"
+    seen = f"{median_to_target(delayed)} against {median_to_target(sync)}"
     holds = times[0] < times[1]
     yield (
         f"and reaches a loss of {TARGET:g} sooner, with four speeds",
@@ -303,12 +292,12 @@ def buffer_claims(found):
     if all(size in row for size in BUFFERS):
         means = [row[size]["mean_staleness"] for size in BUFFERS]
         wanted = [(WORKERS - 1) / size for size in BUFFERS]
-        pairs = list(zip(means, wanted, strict=True))
-        seen = ", ".join(f"{a:.2f} of {b:.2f}" for a, b in pairs)
-        holds = all(abs(a / b - 1) < 0.15 for a, b in pairs)
-        yield "the mean staleness is (N − 1)/K", "by counting", seen, holds
+        holds = all(abs(a / b - 1) < 0.15 for a, b in zip(means, wanted, strict=True))
+        seen, numbers = (", ".join(f"{x:.2f}" for x in xs) for xs in (means, wanted))
+        claim = f"the mean staleness is (N − 1)/K: {numbers}"
+        yield claim, "by counting", seen, holds
         times = [claims.seconds_to_loss(row[size]) for size in (2, 1)]
-        seen = f"{to_target(row[2])} s against {to_target(row[1])} s"
+        seen = f"{median_to_target(row[2])} against {median_to_target(row[1])}"
         claim = "a buffer of two reaches a loss sooner than none"
         yield claim, "Nguyen et al. 2022", seen, times[0] < times[1]
 
@@ -322,7 +311,11 @@ def claims_text(found):
     rows += chaos.claims_of(chaos.kept())
     rows = [[*row[:-1], claims.said(row[-1])] for row in rows]
     text = "### Claims about low communication\n\n"
-    return text + runs.table(["claim", "source", "seen here", "holds"], rows, left=4)
+    text += runs.table(["claim", "source", "seen here", "holds"], rows, left=4)
+    return text + (
+        "\nSeconds of a round are of exchange.py, goodput is of chaos.py: their tables "
+        "have their commits.\n"
+    )
 
 
 # --- Figures ----------------------------------------------------------------------
@@ -334,9 +327,9 @@ def outer_figure(found, path):
     for (label, row), color in zip(found.items(), figures.LINES, strict=False):
         each = figures.each(row[0])
         for number, run in enumerate(each):  # from the worst accuracy to the best
-            points, middle = run.get("curve", []), number == len(each) // 2
+            middle = number == len(each) // 2
             look = dict(lw=2) if middle else dict(lw=0.8, alpha=0.5)
-            xs, ys = zip(*points, strict=True) if points else ([], [])
+            xs, ys = run.get("curve") or ([], [])
             axes.plot(xs, ys, color=color, label=label if middle else None, **look)
     axes.axhline(TARGET, color=figures.GREY, lw=0.8, ls=":")
     figures.log_ticks(axes, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50), "y")
@@ -413,7 +406,7 @@ def main():
             planned = plan(args.only, *short)
             if args.quick:
                 planned = runs.one_of_each(planned, lambda run: run.part)
-            logs = {"outer": curve, "buffer": curve}
+            logs = {"outer": curve, "buffer": reached}
             progress = claims.measure(planned, cache, args.timeout, ps=None, logs=logs)
         # Parts measured at another time are shown too.
         found = {part: claims.grid(plan([part], *short), cache, True) for part in PARTS}

@@ -480,9 +480,16 @@ def in_rounds(jobs, args, name, code):
             result = progress.make(lambda _, text=text: text, job.make)
             if result is not None:
                 measured[job.key] = result
-                kept_now = {"code": code, "measured": now(), "rounds": rounds}
-                write_json(path, kept_now)
+                keep(path, code, rounds)
     return [measured for measured in rounds if measured], progress
+
+
+def keep(path, code, rounds):
+    """Writes rounds to a JSON file after each result, with the commits of all."""
+    first = sum(map(len, rounds)) == 1
+    before = [] if first else json.loads(path.read_text())["measured"].split("; ")
+    measured = "; ".join(dict.fromkeys([*before, now()]))
+    write_json(path, {"code": code, "measured": measured, "rounds": rounds})
 
 
 def kept(path, code):
@@ -605,8 +612,10 @@ def write(path, text):
 
 
 def write_json(path, value):
-    """Writes a value as JSON; not-a-number becomes null."""
-    write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    """Writes a value as JSON, a list of numbers in a line; not-a-number is null."""
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    text = re.sub(r"(?<=\[)[-\d.e,\s]+(?=\])", lambda m: " ".join(m[0].split()), text)
+    write(path, text + "\n")
 
 
 def table(header, rows, left=1):
@@ -636,10 +645,21 @@ CAPTURED = {"capture_output": True, "text": True}
 
 
 def measured_on(path):
-    """Returns `now()` of the newest result in a file of raw numbers."""
-    kept = json.loads(path.read_text()) if path.exists() else {}
+    """Returns `now()` of the results in a file of raw numbers, with all their commits.
+
+    "2026-11-27, commits 15df780, c7906b2" if they are of two of that day.
+    """
+    kept, days = json.loads(path.read_text()) if path.exists() else {}, {}
     entries = [kept] if "rounds" in kept else kept.values()
-    return max((entry["measured"] for entry in entries), default=now())
+    measured = "; ".join(entry["measured"] for entry in entries) or now()
+    for stamp in measured.split("; "):
+        day, _, commit = stamp.partition(", commit ")
+        days.setdefault(day, {})[commit] = None
+    said = [
+        f"{day}, commit{'s' * (len(some) > 1)} {', '.join(some)}"
+        for day, some in sorted(days.items())
+    ]
+    return "; ".join(said).removesuffix(", commit ")
 
 
 def filled(page, name, text, caption):

@@ -297,6 +297,21 @@ def test_kept_rounds_are_of_this_code(tmp_path: Path) -> None:
     assert runs.kept(path, {**now, "HogWild": "other"}) == []
 
 
+def test_all_commits_of_a_table_are_named(tmp_path: Path, monkeypatch) -> None:
+    path, rounds = tmp_path / "x.json", [{}]
+    for number, stamp in enumerate(["b0, commit f", "b0, commit 1", "b0, commit 1"]):
+        monkeypatch.setattr(runs, "now", lambda stamp=stamp: stamp)
+        rounds[0][number] = [1.5, 2e-7]
+        runs.keep(path, {}, rounds)
+    assert runs.measured_on(path) == "b0, commits f, 1"
+    assert "[1.5, 2e-07]" in path.read_text()
+    runs.keep(path, {}, [{"new": 1}])  # with --again, or of other code
+    assert runs.measured_on(path) == "b0, commit 1"
+    old = {"a": {"measured": "b0, commit 2"}, "b": {"measured": "b1"}}
+    path.write_text(json.dumps(old))
+    assert runs.measured_on(path) == "b0, commit 2; b1"
+
+
 # --- Pages --------------------------------------------------------------------
 
 PAGES = sorted((REPO / "benchmarks").glob("*.md"))
@@ -325,7 +340,7 @@ def test_tables_go_to_their_places() -> None:
 @pytest.mark.quick
 def test_each_table_has_its_date_commit_and_command() -> None:
     caption = re.compile(
-        r"\d{4}-\d\d-\d\d, commit [0-9a-f]{7,}, "
+        r"\d{4}-\d\d-\d\d, commits?(?: [0-9a-f]{7,},)+ "
         r"`(?:sudo )?\.venv/bin/python benchmarks/(\w+)\.py`\."
     )
     assert len(places()) > 30
@@ -443,7 +458,7 @@ def test_results_of_low_communication(tmp_path: Path, monkeypatch) -> None:
     """Of made-up results that are alike, but for Nesterov at each push."""
     found = {part: {} for part in low.PARTS}
     for run in low.plan():
-        more = dict(test_loss=0.1, curve=[[1, 0.5], [2, 0.1]], seconds_to_loss=2.0)
+        more = dict(test_loss=0.1, curve=[[1, 2], [0.5, 0.1]], seconds_to_loss=2.0)
         found[run.part].setdefault(run.label, {})[run.x] = result(0.97, **more)
     bad = result(0.4, test_loss=3.0, seconds_to_loss=None)
     found["outer"][low.NESTEROV][0] = bad
@@ -452,6 +467,7 @@ def test_results_of_low_communication(tmp_path: Path, monkeypatch) -> None:
         chaos.key_of(label, n, 0): {"goodput": ends[label], "test_accuracy": 0.9}
         for label, n in chaos.cells()
     }
+    dying[chaos.key_of("DiLoCo", 2, 1)] = dying[chaos.key_of("DiLoCo", 2, 0)]
     rounds = [
         {
             job: {"round": 1.0}
@@ -469,11 +485,12 @@ def test_results_of_low_communication(tmp_path: Path, monkeypatch) -> None:
     assert "40.0 % against 97.0 % | yes |" in text
     assert "test loss | Liu et al. 2024 | 0.100 against 0.100 | **no** |" in text
     assert "0.10 with 2 workers, 0.10 with 8 | **no** |" in text
-    assert "0.80 against 0.10 | yes |" in text
+    assert "0.80 made against 0.10 kept | yes |" in text
     assert "| 1.00 | 0 | 1.00 | 1.32 |" in text
     chaos.draw(dying, tmp_path)
     exchange.draw(rounds, tmp_path)
-    assert "| DiLoCo | 0.10 / 90.0 % |" in chaos.markdown(dying)
+    cells = "| DiLoCo | 0.10 / 90.0 % | 0.10 / 90.0 % (seeds: 1) |"
+    assert cells in chaos.markdown(dying)
 
 
 # --- What people would choose instead ------------------------------------------------
