@@ -8,6 +8,8 @@ a learner; its pull gives it what was merged since its last.
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 import types
 
 import harness
@@ -148,6 +150,37 @@ def test_trace_of_a_learner_that_misses_a_merge() -> None:
         # Two merges were made, of which B knows none.
         assert b.own("seen") == 0 and b.own("steps").tolist() == [4]
     near(found, [ROUND, 2.4848879767])
+
+
+@NUM_PS
+def test_a_pull_has_every_merge_that_it_counts(num_ps: int, monkeypatch) -> None:
+    """A's merge is made while B pulls, before B has read t on ps 0."""
+    begun, goes = threading.Event(), threading.Event()
+    read_step = harness.stats.Stats.read_step
+
+    def hold():
+        begun.set()
+        goes.wait(harness.LIMIT)
+
+    def late(stats, after=()):
+        if stats.me == 1:
+            with tf.device(stats.device), tf.control_dependencies([*after]):
+                after = [tf.py_func(hold, [], [])]
+        return read_step(stats, after)
+
+    monkeypatch.setattr(harness.stats.Stats, "read_step", late)
+    with Run(FOLDER, start=[0.0] * 3, num_ps=num_ps) as run:
+        a, b = run.workers
+        round_of_b = threading.Thread(target=b.push)
+        round_of_b.start()
+        assert begun.wait(harness.LIMIT)
+        time.sleep(0.3)  # a w that does not wait for t is read meanwhile
+        made = a.push()
+        goes.set()
+        round_of_b.join()
+        assert made.step == b.own("seen") == 1
+        x = made.center + 0.1 * (5.0 - made.center)
+        np.testing.assert_allclose(b.own("x"), x, rtol=1e-6)
 
 
 # --- The parts --------------------------------------------------------------------

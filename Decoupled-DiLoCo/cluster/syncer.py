@@ -54,10 +54,15 @@ class Syncer:
             count = tf.minimum(t - seen, self.args.fragments)
             return tf.cast((t - 1 - tf.range(count)) % self.args.fragments, tf.int32)
 
-        found = []
-        for w, part in zip(rounds.read(self.center, after), self.parts, strict=True):
+        there = []
+        for piece in self.center:
+            with tf.device(piece.device):
+                there.append(turns())
+        # w is read after t, on each ps: so it has every merge that t counts.
+        read, found = rounds.read(self.center, there), []
+        for w, part, turn in zip(read, self.parts, there, strict=True):
             with tf.device(w.device):
-                found.append(part.get(w, turns()))
+                found.append(part.get(w, turn))
         with tf.device(self.stats.device):
             came = self._bytes(tf.minimum(t - seen, self.args.fragments))
         new, pieces = turns(), []
@@ -101,7 +106,9 @@ class Syncer:
         with tf.device(self.stats.device):
             made = tf.identity(made)  # one message, also for who waits for it
         with tf.device(self.stats.device), tf.control_dependencies([made]):
-            t, weights = self.stats.step.read_value(), self.weights.read_value()
+            t = self.stats.step.read_value()
+            with tf.control_dependencies([t]):  # no answers of the merge before
+                weights = self.weights.read_value()
             reached, _, _ = self._reached(weights, tf.timestamp())
             wanted = reached & tf.equal(weights[self.stats.me], 0)
             wanted |= made[-1] >= every
@@ -213,10 +220,11 @@ class Syncer:
             one, zero = tf.cast(mine, tf.int64), tf.zeros([], tf.float64)
             row = stats.row(updates=1) + stats.row(staleness=1) * counted.staleness
             opened = tf.stack([zero, zero, zero, tf.timestamp() - moments[2]])
-            done += [
-                stats.step.assign_add(one, read_value=False),
-                stats.scatter("Add", stats.counters, stats.me, row * one),
-                self.moments.assign(tf.where_v2(mine, opened, moments)),
-                self.weights.assign(weights * tf.cast(~mine, tf.float32)),
-            ]
+            opened = tf.where_v2(mine, opened, moments)
+            weights *= tf.cast(~mine, tf.float32)
+            done.append(self.moments.assign(opened, read_value=False))
+            done.append(self.weights.assign(weights, read_value=False))
+            with tf.control_dependencies(done):  # `ask` has no lock
+                done.append(stats.step.assign_add(one, read_value=False))
+                done.append(stats.scatter("Add", stats.counters, stats.me, row * one))
         return stats.unlocked
