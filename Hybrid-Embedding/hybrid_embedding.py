@@ -91,7 +91,7 @@ def graph(args, center, table, stats, ring, halves, batch, loss, last):
     applied, noted = (
         ((), ()) if own < 0 else (halves.pushes[own], halves.staleness[own])
     )
-    with tf.name_scope("pull"), tf.control_dependencies(None):
+    with tf.name_scope("pull"):
         inputs = batch()
         ids, where, times = tf.unique_with_counts(tf.reshape(inputs[0], [-1]))
         t, seen = stats.look(after=noted)
@@ -119,7 +119,7 @@ def graph(args, center, table, stats, ring, halves, batch, loss, last):
         update = center.assign_sub(args.learning_rate * mean, read_value=False)
 
     # e[i] ← e[i] − η_e g[i] / √∑ g[i]²   (worker → ps: at once; no worker waits)
-    with tf.name_scope("push"), tf.control_dependencies(None):
+    with tf.name_scope("push"):
 
         def rule(part, slots, g):
             if args.optimizer == "sgd":
@@ -142,7 +142,7 @@ def graph(args, center, table, stats, ring, halves, batch, loss, last):
         staleness, number = stats.arrive(push, args.batch_size, seen, sent)
 
     # forget i, its count and its row if t − seen[i] ≥ E   (the chief tells every ps)
-    with tf.name_scope("forget"), tf.control_dependencies(None):
+    with tf.name_scope("forget"):
 
         def gone(seen, t):
             return t - seen >= args.expire

@@ -121,7 +121,7 @@ class Halves:
     def over(self, tensors, to_rows=False):
         """Returns tensors of one half, nested or not, in the other half."""
         flat = tf.nest.flatten(tensors)
-        with tf.device(self.device), tf.control_dependencies(None):
+        with tf.device(self.device):
             queue = tf.FIFOQueue(1, [tensor.dtype for tensor in flat])
             put, got = queue.enqueue(flat), queue.dequeue()
         got = got if isinstance(got, list) else [got]
