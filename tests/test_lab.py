@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
@@ -148,6 +149,14 @@ def test_the_list_needs_no_environment() -> None:
 def test_a_mistake_is_one_sentence(words: list[str], sentence: str) -> None:
     done = run(sys.executable, "-S", TOOL, *words, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stderr) == (2, f"lab.py: {sentence}\n")
+
+
+@pytest.mark.quick
+def test_a_closed_stdin_and_a_narrow_terminal() -> None:
+    script = f'"{sys.executable}" -S "{TOOL}" 5 <&-'
+    done = run("bash", "-c", script, env={**os.environ, "COLUMNS": "60"})
+    assert done.returncode == 2 and "there is no answer" in done.stderr
+    assert 50 < max(map(len, done.stdout.splitlines())) < 60
 
 
 @pytest.mark.quick

@@ -74,10 +74,6 @@ def texts():
 TEXTS = texts()
 
 
-class Stop(Exception):
-    """A signal has told this program to end: its number."""
-
-
 def fail(sentence, status=2):
     """Ends the program with one sentence on stderr."""
     print(f"lab.py: {sentence}", file=sys.stderr)
@@ -109,9 +105,10 @@ class Signals:
             self.check()
 
     def check(self):
-        """Raises Stop if a signal has come."""
+        """Raises SystemExit if a signal has come."""
         if self.told:
-            raise Stop(self.told[0])
+            print()
+            raise SystemExit(128 + self.told[0])
 
     def ask(self, prompt):
         """Returns the line that is typed, None at the end of the input."""
@@ -141,7 +138,9 @@ def prediction(choices, text):
 
 
 def changed(one, text):
-    """Returns a Try with what is typed; raises ValueError: a sentence."""
+    """Returns a Try, if any, with what is typed; raises ValueError: a sentence."""
+    if one is None:
+        return None
     try:
         words = shlex.split(text)
     except ValueError:
@@ -301,14 +300,14 @@ def perform(one, logdir, signals, watch=False):
             now = time.monotonic() - begin
             step = max((step for _, step in steps), default=0)
             if act and step >= act.at:
-                pid, number = processes[act.task], signal.SIGKILL
-                what, then = "kills", ""
+                pid, until = processes[act.task], now + act.seconds
                 if act.seconds:
-                    what, then = "freezes", f" for {act.seconds} s"
-                    number = signal.SIGSTOP
-                    frozen, until = pid, now + act.seconds
-                print(f"  lab: {what} {act.task}{then}", flush=True)
-                tell(pid, number)
+                    frozen = pid
+                    said = f"freezes {act.task} for {act.seconds} s"
+                else:
+                    said = f"kills {act.task}"
+                print(f"  lab: {said}", flush=True)
+                tell(pid, signal.SIGSTOP if frozen else signal.SIGKILL)
                 acts.append(step)
                 act = None
             if frozen and now >= until:
@@ -356,20 +355,22 @@ class Lab:
             fail(outcome.trouble, outcome.status or 1)
         return outcome
 
-    def answer(self, prompt, given, read):
-        """Returns what `read` makes of the text that is given, or that is typed."""
+    def answer(self, prompt, given, check):
+        """Returns the text that is given, or one that is typed and that `check` takes.
+
+        None is the end of the input.
+        """
         if given is not None:
             print(f"{prompt} {given}")
-            return read(given)
-        while True:
-            text = self.signals.ask(prompt)
-            if text is None:
-                print()
-                return None
+            return given
+        while (text := self.signals.ask(prompt)) is not None:
             try:
-                return read(text)
+                check(text)
+                return text
             except ValueError as mistake:
                 say(f"{mistake}.")
+        print()
+        return None
 
     def predict(self):
         """The first part: a prediction, the runs, and what has happened."""
@@ -380,19 +381,16 @@ class Lab:
             print()
         for number, choice in enumerate(texts.choices):
             say(choice, f"  {LETTERS[number]}  ", " " * 5)
+        print("\n" * bool(texts.choices), end="")
         what = ", ".join(LETTERS[: len(texts.choices)]) or "a number"
-        given = self.answer(
-            f"\nYour prediction ({what}):",
-            self.args.answer,
-            lambda text: prediction(texts.choices, text),
-        )
-        if given is None:
+        read = functools.partial(prediction, texts.choices)
+        prompt = f"Your prediction ({what}):"
+        if (text := self.answer(prompt, self.args.answer, read)) is None:
             fail("there is no answer: type one, or give it by --answer")
-        seen, picture = self.exercise.see(
-            [self.must(one) for one in self.exercise.runs]
-        )
+        outcomes = [self.must(one) for one in self.exercise.runs]
+        seen, picture = self.exercise.see(outcomes)
         print(f"\nWhat happened\n\n{textwrap.indent(picture, '  ')}\n")
-        print(f"{verdict(given, seen, self.exercise.near)}\n")
+        print(f"{verdict(read(text), seen, self.exercise.near)}\n")
         say(f"Why. {texts.why}")
 
     def solve(self):
@@ -400,18 +398,18 @@ class Lab:
         exercise, given, before = self.exercise, self.args.solve, None
         print()
         say(f"Now you. {self.texts.task}")
-        print()
         if given is None and self.args.answer is not None:
-            say('Answer it by --solve "...", or leave out --answer.')
+            print('\nAnswer it by --solve "...", or leave out --answer.')
             return
         if exercise.before:
             before = self.must(exercise.before())
-            print(f"\n{exercise.show(before)}\n")
-        read = functools.partial(solution, exercise.task)
-        while text := self.answer(f"{self.texts.prompt}:", given, read):
+            print(f"\n{exercise.show(before)}")
+        print()
+        check = functools.partial(changed, exercise.task)
+        while text := self.answer(f"{self.texts.prompt}:", given, check):
             outcome = before
             if exercise.task:
-                outcome = self.make(changed(exercise.task, text))
+                outcome = self.make(check(text))
                 print()
             good, said = False, outcome.trouble
             if not said:
@@ -422,13 +420,6 @@ class Lab:
             say("Try again; an empty line shows a solution.")
             print()
         say(f"A solution: {self.texts.example}.")
-
-
-def solution(task, text):
-    """Returns what is typed as a solution; raises ValueError: a sentence."""
-    if text and task:
-        changed(task, text)
-    return text
 
 
 def verdict(given, seen, near):
@@ -482,7 +473,7 @@ def read_args(argv):
         if args.answer is not None:
             prediction(TEXTS[args.number - 1].choices, args.answer)
         if args.solve is not None:
-            solution(EXERCISES[args.number - 1].task, args.solve)
+            changed(EXERCISES[args.number - 1].task, args.solve)
     except ValueError as mistake:
         fail(mistake)
     return args
@@ -499,13 +490,9 @@ def main(argv=None):
         os.environ.pop(name, None)
     signals = Signals()
     lab = Lab(args, signals)
-    try:
-        lab.predict()
-        lab.solve()
-        signals.check()
-    except Stop as stop:
-        print()
-        return 128 + stop.args[0]
+    lab.predict()
+    lab.solve()
+    signals.check()
     print("\nThe runs are in")
     for logdir in lab.logdirs:
         print(f"  {os.path.relpath(logdir)}")

@@ -370,6 +370,7 @@ def see_diverged(outcomes):
 KEPT = "--steps 300 --slow_workers 0.02"
 KEPT = Try("Distributed-Setup", KEPT, restarts=1, act=Act(120, "worker 0"))
 EQUAL = Try("HogWild", "--steps 160 --slow_workers 0.1", 4)
+SLOW = Try("HogWild", f"--steps 200 {UNEVEN}", 3)
 WAIT = "--steps 100 --slow_workers 0.06"
 WAIT = Try("Synchronous-SGD", WAIT, 3, act=Act(50, "worker 1", FROZEN))
 BACKUP = Try("Synchronous-SGD", f"--steps 100 {UNEVEN} --replicas_to_aggregate 2", 3)
@@ -396,13 +397,7 @@ EXERCISES = [
     Exercise([KEPT], see_kept, judge_pieces, PARTS),
     Exercise([EQUAL], see_staleness, judge_staleness, FEWER, near=0.75),
     Exercise(
-        [Try("HogWild", f"--steps 200 {UNEVEN}", 3)],
-        see_slow,
-        judge_straggler,
-        None,
-        hide_straggler,
-        show_result,
-        near=1,
+        [SLOW], see_slow, judge_straggler, None, hide_straggler, show_result, near=1
     ),
     Exercise([WAIT], see_frozen, judge_frozen, WAIT),
     Exercise([BACKUP], see_backup, judge_backup, BACKUP),
