@@ -33,7 +33,7 @@ ANSWERS = {
     8: ("c", "a", "--beta 0.9", "--seed 0"),
     9: ("b", "a", "28,860", "38480"),
     10: ("20", "2", "--window 100", "--seed 0"),
-    11: ("c", "a", "--save_seconds 0.3", "--seed 0"),
+    11: ("c", "a", "--save_seconds 0.1", "--seed 0"),
     12: ("c", "a", "--learning_rate 0.1", "--seed 0"),
 }
 
