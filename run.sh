@@ -49,7 +49,7 @@ plain() {
       return
     fi
   done
-  echo "run.sh: no Python 3 that starts, and $2 needs one: name it with PYTHON" >&2
+  echo "run.sh: no Python 3 that starts, and ${2:-$1} needs one: name it with PYTHON" >&2
   return 1
 }
 

@@ -113,7 +113,7 @@ def in_sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("toys")
     (root / "tools").mkdir()
     (root / "docs").mkdir()
-    names = ("copies.py", "lab_exercises.py", "pages.py", "reading.py", "sections.py")
+    names = ("copies.py", "lab.txt", "pages.py", "reading.py", "sections.py")
     for name in names:
         shutil.copy(REPO / "tools" / name, root / "tools")
     text = (REPO / "tools" / "registry.py").read_text() + REGISTRY

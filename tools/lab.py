@@ -11,8 +11,12 @@ run is that of an example, started by lab_launcher.py as the folder's run.sh wou
 it. The exit status is 0, be the prediction right or wrong.
 """
 
+from __future__ import annotations  # the list is for any Python 3
+
 import argparse
+import collections
 import contextlib
+import functools
 import json
 import math
 import os
@@ -26,33 +30,48 @@ import threading
 import time
 from pathlib import Path
 
-import lab_exercises
 import registry
-from lab_exercises import EXERCISES, Outcome
+from lab_exercises import EXERCISES, WIDTH, Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = Path(__file__).with_name("lab_launcher.py")
-WIDTH = 79  # characters of a line
 LETTERS = "abcdef"  # of choices
-TEXTS = lab_exercises.texts()
 TIMEOUT = 150  # seconds of a run, which takes about ten
-STEP = re.compile(r"\[(worker \d+)\] step +(\d+)/")
+STEP = re.compile(r"\[worker \d+\] step +(\d+)/")
 PROCESS = re.compile(r"run\.sh: (\w+ \d+) is process (\d+)")
 # What a reader of an exercise need not see of a run.
 QUIET = re.compile(
     r"is process|serves at|^\[worker 0\] (variable|\S+ +\d+ +\S)|(curves|result):"
 )
 LOGDIR = re.compile(r", logdir .*")  # of a run; said at the end, once
-ENDED = "The run ended with status {}, see above."
 SETTING = re.compile(r"(NUM_PS|NUM_WORKERS)=([1-9])")
+# What a run would take from the environment, beside `environment_of`.
+UNSET = "BASE_PORT", "DRY_RUN", "LAUNCH", "KILL", "TF_CONFIG"
+HEAD = re.compile(r"^# \d+\. (.*) \((\S+), (\d+) minutes\)$", re.M)
 
 
-class Stop(Exception):
-    """A signal has told this program to end: its number."""
+# No choices: the answer is a number. The example is a solution.
+Texts = collections.namedtuple(
+    "Texts", "title folder minutes question choices why task prompt example"
+)
 
 
-class Mistake(ValueError):
-    """What was typed cannot be used: a sentence."""
+def texts():
+    """Returns the Texts of all exercises in lab.txt, in the order of their numbers."""
+    _, *found = HEAD.split(Path(__file__).with_name("lab.txt").read_text("utf-8"))
+    every = []
+    for i in range(0, len(found), 4):
+        title, folder, minutes, text = found[i : i + 4]
+        asked, _, why, typed, task = re.split(r"^## (.*)$", text, flags=re.M)
+        asked = re.split(r"\n\n|\n(?=- )", asked.strip())
+        question = [p for p in asked if not p.startswith("- ")]
+        choices = [p[2:] for p in asked if p.startswith("- ")]
+        rest = question, choices, why, task, *typed.split(": ", 1)
+        every.append(Texts(title, folder, int(minutes), *rest))
+    return every
+
+
+TEXTS = texts()
 
 
 def fail(sentence, status=2):
@@ -61,10 +80,10 @@ def fail(sentence, status=2):
     raise SystemExit(status)
 
 
-def say(text="", indent=""):
-    """Prints a paragraph."""
-    options = {"initial_indent": indent, "subsequent_indent": indent}
-    print(textwrap.fill(" ".join(text.split()), WIDTH, **options), flush=True)
+def say(text="", first="", indent=""):
+    """Prints a paragraph; its first line begins with `first`, the others `indent`."""
+    text = first + " ".join(text.split())
+    print(textwrap.fill(text, WIDTH, subsequent_indent=indent), flush=True)
 
 
 # --- Signals and questions ---------------------------------------------------------
@@ -86,9 +105,10 @@ class Signals:
             self.check()
 
     def check(self):
-        """Raises Stop if a signal has come."""
+        """Raises SystemExit if a signal has come."""
         if self.told:
-            raise Stop(self.told[0])
+            print()
+            raise SystemExit(128 + self.told[0])
 
     def ask(self, prompt):
         """Returns the line that is typed, None at the end of the input."""
@@ -105,40 +125,42 @@ class Signals:
 
 
 def prediction(choices, text):
-    """Returns the letter or number that a text is; raises Mistake."""
-    text = text.strip().lower()
-    letters = LETTERS[: len(choices)]
+    """Returns the letter or number that a text is; raises ValueError: a sentence."""
+    text, letters = text.strip().lower(), LETTERS[: len(choices)]
     if choices:
-        if len(text) == 1 and text in letters:
+        if text in [*letters]:
             return text
-        raise Mistake(f"{text!r} is none of {', '.join(letters)}")
+        raise ValueError(f"{text!r} is none of {', '.join(letters)}")
     with contextlib.suppress(ValueError):
-        number = float(text)
-        if math.isfinite(number):
+        if math.isfinite(number := float(text)):
             return number
-    raise Mistake(f"{text!r} is not a number")
+    raise ValueError(f"{text!r} is not a number")
 
 
 def changed(one, text):
-    """Returns a Try with the settings and flags of a text; raises Mistake."""
+    """Returns a Try, if any, with what is typed; raises ValueError: a sentence."""
+    if one is None:
+        return None
     try:
         words = shlex.split(text)
     except ValueError:
-        raise Mistake("a quotation mark is missing") from None
+        raise ValueError("a quotation mark is missing") from None
     while words and "=" in words[0] and not words[0].startswith("-"):
-        found = SETTING.fullmatch(words[0])
+        word = words.pop(0)
+        found = SETTING.fullmatch(word)
+        if not one.free:
+            raise ValueError(f"{word} is no flag, and this exercise asks for one")
         if not found:
-            raise Mistake(
-                f"{words[0]}: only NUM_PS and NUM_WORKERS, of 1 to 9, can be set"
+            raise ValueError(
+                f"{word}: only NUM_PS and NUM_WORKERS, of 1 to 9, can be set"
             )
         name = {"NUM_PS": "ps", "NUM_WORKERS": "workers"}[found[1]]
         one = one._replace(**{name: int(found[2])})
-        words = words[1:]
     if words and not words[0].startswith("--"):
-        raise Mistake(f"{words[0]} is no flag: a flag begins with --")
+        raise ValueError(f"{words[0]} is no flag: a flag begins with --")
     for word in words:
         if word.partition("=")[0] in ("--logdir", "--steps", "--help", "--check"):
-            raise Mistake(f"{word} stays as it is in this exercise")
+            raise ValueError(f"{word} stays as it is in this exercise")
     kept = shlex.split(one.flags)  # a name and a value, and so on
     for name in {word.partition("=")[0] for word in words} & {*kept}:
         del kept[kept.index(name) : kept.index(name) + 2]
@@ -155,7 +177,7 @@ def command_of(one):
         words.append(f"NUM_WORKERS={one.workers}")
     if one.restarts:
         words.append(f"MAX_RESTARTS={one.restarts}")
-    return " ".join([*words, f"bash run.sh {one.folder} {one.flags}"])
+    return " ".join([*words, f"bash run.sh {one.folder} {one.shown or one.flags}"])
 
 
 def environment_of(one, logdir):
@@ -170,6 +192,7 @@ def environment_of(one, logdir):
         "TIMEOUT": str(TIMEOUT),
         "LOGDIR": str(logdir),
         "LAB_FOLDER": str(ROOT / one.folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
     }
 
 
@@ -179,10 +202,9 @@ class Plain:
     popen = subprocess.Popen
 
     def __init__(self, one, logdir):
-        kept = {k: v for k, v in os.environ.items() if k not in lab_exercises.SETTINGS}
         self.process = self.popen(
             [sys.executable, str(LAUNCHER), *shlex.split(one.flags)],
-            env={**kept, **environment_of(one, logdir)},
+            env={**os.environ, **environment_of(one, logdir)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -226,8 +248,6 @@ class Watched:
     def __init__(self, one, logdir, signals):
         import watch
 
-        for name in lab_exercises.SETTINGS:
-            os.environ.pop(name, None)
         os.environ.update(environment_of(one, logdir))
         self.signals = signals
         self.run = watch.Run(one.folder, shlex.split(one.flags))
@@ -264,48 +284,47 @@ def perform(one, logdir, signals, watch=False):
     say()
     print(f"$ {command_of(one)}", flush=True)
     run = Watched(one, logdir, signals) if watch else Plain(one, logdir)
-    processes, steps, acts, due, frozen = {}, [], [], list(one.acts), {}
-    seen, begin = 0, time.monotonic()
+    processes, steps, acts, seen = {}, [], [], 0
+    act, frozen, begin = one.act, None, time.monotonic()
     try:
         while True:
-            status = run.status()
-            lines = run.lines()
+            status, lines = run.status(), run.lines()
             for when, line in lines[seen:]:
                 if found := PROCESS.search(line):
                     processes[found[1]] = int(found[2])
                 if found := STEP.search(line):
-                    steps.append((when - begin, found[1], int(found[2])))
+                    steps.append((when - begin, int(found[1])))
             seen = len(lines)
             if status is not None:
                 break
             now = time.monotonic() - begin
-            step = max((step for *_, step in steps), default=0)
-            if due and step >= due[0].at:
-                act = due.pop(0)
-                acts.append((now, step))
-                what = "freezes" if act.seconds else "kills"
-                then = f" for {act.seconds} s" if act.seconds else ""
-                print(f"  lab: {what} {act.task}{then}", flush=True)
+            step = max((step for _, step in steps), default=0)
+            if act and step >= act.at:
+                pid, until = processes[act.task], now + act.seconds
                 if act.seconds:
-                    frozen[processes[act.task]] = now + act.seconds
-                number = signal.SIGSTOP if act.seconds else signal.SIGKILL
-                tell(processes[act.task], number)
-            for pid, end in list(frozen.items()):
-                if now >= end:
-                    del frozen[pid]
-                    acts.append((now, step))
-                    tell(pid, signal.SIGCONT)
+                    frozen = pid
+                    said = f"freezes {act.task} for {act.seconds} s"
+                else:
+                    said = f"kills {act.task}"
+                print(f"  lab: {said}", flush=True)
+                tell(pid, signal.SIGSTOP if frozen else signal.SIGKILL)
+                acts.append(step)
+                act = None
+            if frozen and now >= until:
+                tell(frozen, signal.SIGCONT)
+                acts.append(step)
+                frozen = None
             signals.check()
             time.sleep(0.02)
     finally:
-        for pid in frozen:
-            tell(pid, signal.SIGCONT)
+        if frozen:
+            tell(frozen, signal.SIGCONT)
         run.end()
     result = {}
     with contextlib.suppress(OSError, ValueError):
         result = json.loads((logdir / "result.json").read_text())
     said = [line for _, line in run.lines()]
-    return Outcome(status, result, steps, acts, said, logdir)
+    return Outcome(one, status, result, steps, acts, said)
 
 
 # --- An exercise -------------------------------------------------------------------
@@ -314,114 +333,103 @@ def perform(one, logdir, signals, watch=False):
 class Lab:
     """One exercise that is being done."""
 
-    def __init__(self, number, args, signals):
-        self.number, self.exercise = number, EXERCISES[number - 1]
-        self.texts, self.logdirs = TEXTS[number - 1], []
-        self.args, self.signals = args, signals
-        self.began = time.strftime("%Y-%m-%d_%H-%M-%S")
+    def __init__(self, args, signals):
+        self.exercise, self.texts = EXERCISES[args.number - 1], TEXTS[args.number - 1]
+        self.args, self.signals, self.logdirs = args, signals, []
+        began = time.strftime("%Y-%m-%d_%H-%M-%S")
+        self.name = f"{began}-lab-{args.number}-{os.getpid()}"
 
     def make(self, one):
         """Makes a run, in the folder's logdir or in --logdir; returns its Outcome."""
         number = len(self.logdirs) + 1
-        name = f"{self.began}-lab-{self.number}-{os.getpid()}-{number}"
-        logdir = ROOT / one.folder / "logdir" / name
-        if own := self.args.logdir:
-            logdir = Path(own).absolute() / str(number)
+        logdir = ROOT / one.folder / "logdir" / f"{self.name}-{number}"
+        if self.args.logdir:
+            logdir = Path(self.args.logdir).absolute() / str(number)
         self.logdirs.append(logdir)
         return perform(one, logdir, self.signals, self.args.watch)
 
-    def answer(self, prompt, given, read):
-        """Returns what `read` makes of the text that is given, or that is typed."""
+    def must(self, one):
+        """Makes a run which has to end well, or to diverge."""
+        outcome = self.make(one)
+        if outcome.trouble and not outcome.diverged:
+            fail(outcome.trouble, outcome.status or 1)
+        return outcome
+
+    def answer(self, prompt, given, check):
+        """Returns the text that is given, or one that is typed and that `check` takes.
+
+        None is the end of the input.
+        """
         if given is not None:
             print(f"{prompt} {given}")
-            return read(given)
-        while True:
-            text = self.signals.ask(prompt)
-            if text is None:
-                print()
-                return None
+            return given
+        while (text := self.signals.ask(prompt)) is not None:
             try:
-                return read(text)
-            except Mistake as mistake:
+                check(text)
+                return text
+            except ValueError as mistake:
                 say(f"{mistake}.")
+        print()
+        return None
 
     def predict(self):
         """The first part: a prediction, the runs, and what has happened."""
         texts = self.texts
-        print(f"Lab {self.number} of {len(TEXTS)}: {texts.title}\n")
+        print(f"Lab {self.args.number} of {len(TEXTS)}: {texts.title}\n")
         for paragraph in texts.question:
             say(paragraph)
             print()
-        for letter, choice in zip(LETTERS, texts.choices, strict=False):
-            options = {"initial_indent": f"  {letter}  ", "subsequent_indent": " " * 5}
-            print(textwrap.fill(choice, WIDTH, **options))
-        print("\n" if texts.choices else "", end="")
+        for number, choice in enumerate(texts.choices):
+            say(choice, f"  {LETTERS[number]}  ", " " * 5)
+        print("\n" * bool(texts.choices), end="")
         what = ", ".join(LETTERS[: len(texts.choices)]) or "a number"
-        given = self.answer(
-            f"Your prediction ({what}):",
-            self.args.answer,
-            lambda text: prediction(texts.choices, text),
-        )
-        if given is None:
+        read = functools.partial(prediction, texts.choices)
+        prompt = f"Your prediction ({what}):"
+        if (text := self.answer(prompt, self.args.answer, read)) is None:
             fail("there is no answer: type one, or give it by --answer")
-        outcomes = []
-        for one in self.exercise.runs:
-            outcomes.append(self.make(one))
-            if outcomes[-1].status and not outcomes[-1].diverged:
-                fail(ENDED.format(outcomes[-1].status), outcomes[-1].status)
+        outcomes = [self.must(one) for one in self.exercise.runs]
         seen, picture = self.exercise.see(outcomes)
         print(f"\nWhat happened\n\n{textwrap.indent(picture, '  ')}\n")
-        print(f"{verdict(given, seen, self.exercise.near)}\n")
-        say(f"Why. {texts.why[0]}")
+        print(f"{verdict(read(text), seen, self.exercise.near)}\n")
+        say(f"Why. {texts.why}")
 
     def solve(self):
         """The second part: a task whose verdict comes from a run."""
-        task, given = self.exercise.task, self.args.solve
+        exercise, given, before = self.exercise, self.args.solve, None
         print()
-        say(f"Now you. {self.texts.task[0]}")
-        print()
+        say(f"Now you. {self.texts.task}")
         if given is None and self.args.answer is not None:
-            say('Answer it by --solve "...", or leave out --answer.')
+            print('\nAnswer it by --solve "...", or leave out --answer.')
             return
-        before = None
-        if task.before:
-            before = self.make(task.before())
-            if before.status:
-                fail(ENDED.format(before.status), before.status)
-            print(f"\n{task.show(before)}\n")
-        while text := self.answer(f"{task.prompt}:", given, self.read):
+        if exercise.before:
+            before = self.must(exercise.before())
+            print(f"\n{exercise.show(before)}")
+        print()
+        check = functools.partial(changed, exercise.task)
+        while text := self.answer(f"{self.texts.prompt}:", given, check):
             outcome = before
-            if task.run:
-                outcome = self.make(task.run if task.fixed else changed(task.run, text))
+            if exercise.task:
+                outcome = self.make(check(text))
                 print()
-            if outcome.status:
-                good, said = False, ENDED.format(outcome.status)
-            elif task.run and len(outcome.acts) < len(task.run.acts):
-                good, said = False, "The run was over too soon: nothing was done to it."
-            else:
-                good, said = task.judge(outcome, text, before)
+            good, said = False, outcome.trouble
+            if not said:
+                good, said = exercise.judge(outcome, text, before)
             say(f"{'Solved' if good else 'Not yet'}. {said}")
             if good or given is not None:
                 return
             say("Try again; an empty line shows a solution.")
             print()
-        say(f"A solution: {task.example}.")
-
-    def read(self, text):
-        """Returns what was typed as a solution; raises Mistake if it is none."""
-        task = self.exercise.task
-        if text and task.run and not task.fixed:
-            changed(task.run, text)
-        return text
+        say(f"A solution: {self.texts.example}.")
 
 
 def verdict(given, seen, near):
     """Returns the sentence that compares a prediction with what was seen."""
     if isinstance(seen, str):
-        word = "right" if given == seen else "wrong"
-        return f"You said {given}, the run says {seen}: {word}."
-    word = "right" if abs(given - seen) <= near else "wrong"
-    return f"You said {given:g}, the run says {seen:.3g}: {word}."
+        right = given == seen
+    else:
+        right = abs(given - seen) <= near
+        given, seen = f"{given:g}", f"{seen:.3g}"
+    return f"You said {given}, the run says {seen}: {'right' if right else 'wrong'}."
 
 
 # --- The command -------------------------------------------------------------------
@@ -430,28 +438,22 @@ def verdict(given, seen, near):
 def listing():
     """Returns the list of the exercises, with minutes."""
     rows = ["bash run.sh --lab N: a prediction, a run, and a task", ""]
-    for number, (one, text) in enumerate(zip(EXERCISES, TEXTS, strict=True), 1):
-        rows.append(f"{number:3}  {text.minutes} min  {text.title} ({one.folder})")
+    for number, text in enumerate(TEXTS, 1):
+        rows.append(f"{number:3}  {text.minutes} min  {text.title} ({text.folder})")
     minutes = sum(text.minutes for text in TEXTS)
     rows.append(f"\nTogether {minutes} minutes. docs/lab.md is the page for teachers.")
     return "\n".join(rows)
 
 
-class Parser(argparse.ArgumentParser):
-    """Says a mistake in one sentence."""
-
-    def error(self, message):
-        fail(message)
-
-
 def read_args(argv):
     """Returns the arguments; ends the program if they cannot be used."""
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="bash run.sh --lab",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.error = fail  # in one sentence
     parser.add_argument("number", nargs="?", metavar="N", help="which exercise")
     parser.add_argument("--answer", metavar="X", help="the prediction")
     parser.add_argument("--solve", metavar="TEXT", help="the solution")
@@ -461,19 +463,18 @@ def read_args(argv):
     text = "\0".join(argv).replace("--solve\0", "--solve=")
     args = parser.parse_args(text.split("\0") if argv else [])
     if args.number is None:
-        if len(argv) > 0:
+        if argv:
             fail(f"name an exercise, 1 to {len(EXERCISES)}")
         return args
     if not args.number.isdecimal() or not 0 < int(args.number) <= len(EXERCISES):
         fail(f"there is no exercise {args.number}, only 1 to {len(EXERCISES)}")
     args.number = int(args.number)
-    task = EXERCISES[args.number - 1].task
     try:
         if args.answer is not None:
             prediction(TEXTS[args.number - 1].choices, args.answer)
-        if args.solve and task.run and not task.fixed:
-            changed(task.run, args.solve)
-    except Mistake as mistake:
+        if args.solve is not None:
+            changed(EXERCISES[args.number - 1].task, args.solve)
+    except ValueError as mistake:
         fail(mistake)
     return args
 
@@ -484,19 +485,18 @@ def main(argv=None):
     if args.number is None:
         print(listing())
         return 0
+    sys.stdin = sys.stdin or open(os.devnull)  # it was closed
+    for name in UNSET:
+        os.environ.pop(name, None)
     signals = Signals()
-    lab = Lab(args.number, args, signals)
-    try:
-        lab.predict()
-        lab.solve()
-        signals.check()
-    except Stop as stop:
-        print()
-        return 128 + stop.args[0]
+    lab = Lab(args, signals)
+    lab.predict()
+    lab.solve()
+    signals.check()
     print("\nThe runs are in")
     for logdir in lab.logdirs:
         print(f"  {os.path.relpath(logdir)}")
-    print(f"Read more: {EXERCISES[args.number - 1].folder}/README.md")
+    print(f"Read more: {lab.texts.folder}/README.md")
     return 0
 
 

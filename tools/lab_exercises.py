@@ -1,30 +1,30 @@
-"""The twelve exercises of lab.py: their texts, their runs, what to look at.
+"""The twelve exercises of lab.py: their runs, and what to look at.
 
 What is right comes from the counters of the runs: `see` of an exercise returns what
-they say, beside numbers or a picture, and `judge` of a task says whether a run solves
-it. Times count only where a worker is frozen for seconds, and where rates are compared.
+they say, and a picture; `judge` returns whether a run solves the task, and what it
+says. Times count only where a worker is frozen for seconds, and where rates are
+compared. lab.txt has the texts.
 """
+
+from __future__ import annotations
 
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-PARAMETERS = 4810  # numbers in the model of all examples
-STALENESS = re.compile(r"\[(worker \d+)\] step +(\d+)/.*  staleness ([\d.]+)")
+STALENESS = re.compile(r"\[(worker \d+)\] step .*  staleness ([\d.]+)")
 PIECE = re.compile(r"center/part_\d+ +(\d+)")
 FROZEN = 4  # seconds of a freeze
 GOES_ON = 20  # updates in it, of those who do not wait: two lines, at a rate of 16/s
 # Seconds of a gradient, of three workers.
 EVEN = "--slow_workers 0.03"
 UNEVEN = "--slow_workers 0.06,0.06,0.12"
+WIDTH = max(50, min(79, shutil.get_terminal_size().columns - 1))  # of a line
 ROWS = 16  # of a picture of a run
-BAR = 40  # characters of the longest bar
-# What a run takes from the environment, and a run of an exercise does not.
-SETTINGS = ("NUM_PS", "NUM_WORKERS", "PEERS", "BASE_PORT", "TIMEOUT", "MAX_RESTARTS")
-SETTINGS += ("DRY_RUN", "LAUNCH", "KILL", "LOGDIR", "TF_CONFIG")
+BAR = max(10, WIDTH - 43)  # characters of the longest bar; its label and number need 43
 
 
 class Act(NamedTuple):
@@ -43,18 +43,29 @@ class Try(NamedTuple):
     workers: int = 1
     ps: int = 1
     restarts: int = 0  # of a task that was killed
-    acts: tuple[Act, ...] = ()
+    act: Act | None = None
+    free: bool = False  # NUM_PS and NUM_WORKERS may be set
+    shown: str = ""  # in place of the flags, if they are the solution
 
 
 class Outcome(NamedTuple):
     """What a run has done."""
 
+    run: Try
     status: int
     result: dict  # result.json, {} if there is none
-    steps: list  # (seconds, worker, global step) of each line with a step
-    acts: list  # (seconds, global step) of each Act, and of the end of a freeze
+    steps: list  # (seconds, global step) of each line with a step
+    acts: list  # the global step of its Act, and of the end of a freeze
     said: list  # its lines
-    logdir: Path
+
+    @property
+    def trouble(self):
+        """Says why nothing can be learned from the run, "" if something can."""
+        if self.status:
+            return f"The run ended with status {self.status}, see above."
+        if self.run.act and not self.acts:
+            return "The run was over too soon: nothing was done to it."
+        return ""
 
     @property
     def diverged(self):
@@ -72,77 +83,33 @@ class Outcome(NamedTuple):
         return list(self.result["rounds_per_worker"].values())
 
     @property
-    def lost(self):
-        """Returns how many updates a kill has undone."""
-        return self.acts[0][1] - self.result["resumed_from"]
+    def killed(self):
+        """Returns (update at which a task was killed, update from which it goes on)."""
+        return self.acts[0], self.result["resumed_from"]
 
     @property
     def meanwhile(self):
         """Returns how many updates were made while a task was frozen."""
-        frozen, *thawed = [step for _, step in self.acts]
+        frozen, *thawed = self.acts
         return (thawed[0] if thawed else self.result["global_steps"]) - frozen
 
-
-class Task(NamedTuple):
-    """The second part of an exercise: what is typed, and what judges it.
-
-    `judge(outcome, text, before)` returns whether it is solved, and what the run says.
-    """
-
-    prompt: str
-    example: str  # a solution
-    judge: Callable[[Outcome, str, Outcome], tuple[bool, str]]
-    run: Try | None = None  # with the flags that are typed
-    fixed: bool = False  # as it is: what is typed are no flags
-    before: Callable[[], Try] | None = None  # a run that comes before the question
-    show: Callable[[Outcome], str] | None = None  # what is shown of that
-
-
-class Texts(NamedTuple):
-    """The texts of an exercise, see lab.txt; each is a list of paragraphs."""
-
-    title: str
-    minutes: int
-    question: list[str]
-    choices: list[str]
-    why: list[str]
-    task: list[str]
+    @property
+    def bytes(self):
+        """Returns the bytes that a worker sends for one gradient that it computes."""
+        window = self.result["flags"].get("window", 1)
+        return self.result["bytes_pushed"] / sum(self.rounds) / window
 
 
 class Exercise(NamedTuple):
-    """One exercise; `see(outcomes)` returns what the runs say, and a picture."""
+    """One exercise: `see(outcomes)`, `judge(outcome, text, before)`."""
 
-    runs: tuple[Try, ...]
+    runs: list[Try]
     see: Callable[[list[Outcome]], tuple[str | float, str]]
-    task: Task
+    judge: Callable[[Outcome, str, Outcome], tuple[bool, str]]
+    task: Try | None  # the run with what is typed; None: `judge` gets that before
+    before: Callable[[], Try] | None = None  # a run that comes before the task
+    show: Callable[[Outcome], str] | None = None  # what is shown of that
     near: float = 0  # a number so near is right
-
-    @property
-    def folder(self):
-        """Returns the folder of the scheme that the exercise is about."""
-        return self.runs[-1].folder
-
-
-TITLE = re.compile(r"^# (\d+)\. (.*) \((\d+) minutes\)$", re.M)
-
-
-def texts():
-    """Returns the Texts of all exercises, in the order of their numbers."""
-    _, *found = TITLE.split(Path(__file__).with_name("lab.txt").read_text("utf-8"))
-    every = []
-    for title, minutes, text in zip(found[1::4], found[2::4], found[3::4], strict=True):
-        question, why, task = re.split(r"^## (?:Why|Now you)$", text, flags=re.M)
-        parts = [
-            [
-                " ".join(p.split())
-                for p in re.split(r"\n\n|^(?=- )", part.strip(), flags=re.M)
-            ]
-            for part in (question, why, task)
-        ]
-        asked = [p for p in parts[0] if p and not p.startswith("- ")]
-        choices = [p[2:] for p in parts[0] if p.startswith("- ")]
-        every.append(Texts(title, int(minutes), asked, choices, *parts[1:]))
-    return every
 
 
 # --- Pictures in characters --------------------------------------------------------
@@ -153,9 +120,8 @@ def bars(rows, unit=""):
     wide = max(len(label) for label, _ in rows)
     most = max(number for _, number in rows) or 1
     return "\n".join(
-        f"{label:{wide}}  {'#' * round(BAR * number / most)} {number:,.4g}{unit}"
-        if number < 10_000
-        else f"{label:{wide}}  {'#' * round(BAR * number / most)} {number:,.0f}{unit}"
+        f"{label:{wide}}  {'#' * round(BAR * number / most)} "
+        f"{number:{',.4g' if number < 10_000 else ',.0f'}}{unit}"
         for label, number in rows
     )
 
@@ -168,7 +134,7 @@ def by_worker(numbers, unit=""):
 def progress(outcome):
     """Returns how many updates the run had made after each second, or some seconds."""
     begin = outcome.steps[0][0]
-    points = [(t - begin, step) for t, _, step in outcome.steps]
+    points = [(t - begin, step) for t, step in outcome.steps]
     every = 1 + int(points[-1][0] / ROWS)
     rows = []
     for second in range(0, int(points[-1][0]) + every + 1, every):
@@ -181,41 +147,35 @@ def progress(outcome):
 
 
 def stalest(outcome):
-    """Returns each worker's mean staleness in the second half of a run."""
-    half = outcome.result["global_steps"] / 2
+    """Returns each worker's mean staleness in the second half of its lines."""
     found = {}
     for line in outcome.said:
         if one := STALENESS.search(line):
-            worker, step, value = one[1], int(one[2]), float(one[3])
-            if step > half:
-                found.setdefault(worker, []).append(value)
-    return [sum(v) / len(v) for _, v in sorted(found.items())]
+            found.setdefault(one[1], []).append(float(one[2]))
+    halves = [v[len(v) // 2 :] for _, v in sorted(found.items())]
+    return [sum(v) / len(v) for v in halves]
 
 
-def pieces(outcome):
-    """Returns how many parameters each ps holds, by the table that the run prints."""
-    return [int(one[1]) for line in outcome.said if (one := PIECE.search(line))]
-
-
-def sent(outcome):
-    """Returns the bytes that a worker sends for one update."""
-    result = outcome.result
-    return result["bytes_pushed"] / sum(outcome.rounds)
+def back(one):
+    """Returns a picture and a sentence of a run in which a task was killed."""
+    said = "Killed at update {}; training went on from update {}."
+    return f"{progress(one)}\n\n{said.format(*one.killed)}"
 
 
 def see_kept(outcomes):
     """1: what is left when the only worker has been killed."""
     (one,) = outcomes
-    at, restored = one.acts[0][1], one.result["resumed_from"]
-    first = next(line for line in one.said if "goes on with" in line or restored)
-    kept = "c" if "goes on with the model on the ps" in first else "b"
-    told = f"The worker was killed at update {at}. The new one says:\n\n    {first}"
-    return kept, f"{progress(one)}\n\n{told}"
+    at, restored = one.killed
+    kept = [line for line in one.said if "goes on with the model on the ps" in line]
+    told = kept[0] if kept else f"[worker 0] resumes from global step {restored}"
+    said = f"The worker was killed at update {at}. The new one says:\n\n    {told}"
+    seen = "c" if kept else "b" if restored else "a"
+    return seen, f"{progress(one)}\n\n{said}"
 
 
 def judge_pieces(outcome, *_):
     """1: no ps has more than 1,300 numbers."""
-    parts = pieces(outcome)
+    parts = [int(one[1]) for line in outcome.said if (one := PIECE.search(line))]
     said = ", ".join(f"ps {k} {n:,}" for k, n in enumerate(parts))
     return bool(parts) and max(parts) <= 1300, f"Numbers on each ps: {said}."
 
@@ -246,7 +206,8 @@ def hide_straggler():
     """3: a run in which one of four workers is slow."""
     speeds = ["0.06"] * 4
     speeds[random.randrange(4)] = "0.3"
-    return Try("HogWild", f"--steps 300 --slow_workers {','.join(speeds)}", 4)
+    shown, flags = "--steps 300 --slow_workers ...", ",".join(speeds)
+    return Try("HogWild", shown.replace("...", flags), 4, shown=shown)
 
 
 def show_result(outcome):
@@ -258,10 +219,8 @@ def show_result(outcome):
 def judge_straggler(_, text, outcome):
     """3: which worker was slow."""
     slow = outcome.result["flags"]["slow_workers"]
-    which = slow.index(max(slow))
-    rounds = outcome.rounds[which]
-    said = f"Worker {which} is the straggler: it made {rounds} of the 300 rounds."
-    return text.removeprefix("worker").strip() == str(which), said
+    said = f"The rounds of workers 0 to 3 are {outcome.rounds}."
+    return re.sub(r"\D", "", text) == str(slow.index(max(slow))), said
 
 
 def see_frozen(outcomes):
@@ -296,9 +255,9 @@ def judge_backup(outcome, *_):
 
 
 def see_ahead(outcomes):
-    """6: how many rounds the fastest is ahead."""
+    """6: how many rounds worker 0 is ahead of worker 2."""
     rounds = outcomes[0].rounds
-    return max(rounds) - min(rounds), by_worker(rounds, " rounds")
+    return rounds[0] - rounds[2], by_worker(rounds, " rounds")
 
 
 def judge_ahead(outcome, *_):
@@ -320,9 +279,10 @@ def see_window(outcomes):
     return seen, f"{pushed}\n\n{loss}"
 
 
-def show_rate(outcome):
-    """7: the rate of one process."""
-    return f"One process: {outcome.result['examples_per_second']:,.0f} examples/s."
+def show_rate(one):
+    """7, 9: the rate of a run."""
+    rate, workers = one.result["examples_per_second"], one.run.workers
+    return f"Workers: {workers}; examples a second: {rate:,.0f}."
 
 
 def judge_faster(outcome, _, before):
@@ -339,7 +299,7 @@ def see_center(outcomes):
     """8: the center variable beside the workers' own weights."""
     (one,) = outcomes
     own = list(one.result["loss_per_worker"].values())
-    rows = [(f"worker {k}, its own weights", n) for k, n in enumerate(own)]
+    rows = [(f"worker {k}'s weights", n) for k, n in enumerate(own)]
     rows.append(("center variable", one.result["test_loss"]))
     behind = one.result["test_loss"] > 2 * min(own)
     said = f"Test accuracy of the center variable: {one.accuracy:.2f}"
@@ -348,72 +308,53 @@ def see_center(outcomes):
 
 def judge_accuracy(outcome, *_):
     """8, 12: the model is good."""
-    said = f"The test accuracy is {outcome.accuracy:.2f}"
-    return outcome.accuracy > 0.85, f"{said}, and more than 0.85 was asked."
-
-
-def judge_saved(outcome, *_):
-    """12: the model is good, and there are still four workers."""
-    good, said = judge_accuracy(outcome)
-    workers = outcome.result.get("workers", 4)
-    return good and workers == 4, f"{said[:-1]}, with {workers} workers of four."
+    said = f"The test accuracy is {outcome.accuracy:.2f}, and more than 0.85 was asked."
+    return outcome.accuracy > 0.85, said
 
 
 def see_ring(outcomes):
     """9: where the workers of a ring go on when one of them was killed."""
     (one,) = outcomes
-    at, back = one.acts[0][1], one.result["resumed_from"]
-    said = f"Killed at update {at}; training went on from update {back}."
+    at, restored = one.killed
     together = len(set(one.rounds)) == 1
-    seen = "a" if not together else "b" if back < at / 2 else "c"
-    return seen, f"{progress(one)}\n\n{said}\nRounds of each worker: {one.rounds}."
+    seen = "a" if not together else "b" if restored < at / 2 else "c"
+    return seen, f"{back(one)}\nRounds of each worker: {one.rounds}."
 
 
-def judge_ring(outcome, text, _):
+def judge_ring(_, text, outcome):
     """9: what each of four workers sends."""
-    each = sent(outcome)
-    typed = float(re.sub(r"[^\d.]", "", text) or "nan")
-    said = f"The run says {each:,.0f} bytes: six pieces, each a quarter of a gradient."
-    return abs(
-        typed - each
-    ) < 0.02 * each, f"{said} It is never more than two gradients."
-
-
-def per_gradient(outcome):
-    """Returns the bytes that a worker sends for one gradient."""
-    window = outcome.result["flags"].get("window", 1)
-    return sent(outcome) / window
+    good = abs(int(re.sub(r"\D", "", text) or 0) - outcome.bytes) < 0.02 * outcome.bytes
+    said = "Each worker sends six pieces, each a quarter of a gradient"
+    return good, f"{said}: {outcome.bytes:,.0f} bytes." if good else f"{said}."
 
 
 def see_diloco(outcomes):
     """10: bytes of a gradient in a ring and with a window."""
     ring, diloco = outcomes
     rows = [("Ring-All-Reduce", ring), ("DiLoCo", diloco)]
-    each = bars([(k, per_gradient(one)) for k, one in rows], " bytes a gradient")
+    each = bars([(k, one.bytes) for k, one in rows], " bytes a gradient")
     right = bars([(k, one.accuracy) for k, one in rows], " test accuracy")
-    return per_gradient(ring) / per_gradient(diloco), f"{each}\n\n{right}"
+    return ring.bytes / diloco.bytes, f"{each}\n\n{right}"
 
 
 def judge_diloco(outcome, *_):
     """10: few bytes, and a good model."""
-    each = per_gradient(outcome)
-    said = f"{each:,.0f} bytes a gradient, test accuracy {outcome.accuracy:.2f}."
-    return each <= 250 and outcome.accuracy > 0.85, said
+    good, said = judge_accuracy(outcome)
+    said = f"{outcome.bytes:,.0f} bytes a gradient, 250 are allowed. {said}"
+    return good and outcome.bytes <= 250, said
 
 
 def see_lost(outcomes):
     """11: how many updates a killed ps has cost."""
-    (one,) = outcomes
-    at, back = one.acts[0][1], one.result["resumed_from"]
-    part = one.lost / at
-    said = f"Killed at update {at}; training went on from update {back}."
-    seen = "a" if part < 0.05 else "b" if part < 0.6 else "c"
-    return seen, f"{progress(one)}\n\n{said}"
+    at, restored = outcomes[0].killed
+    part = (at - restored) / at
+    return "a" if part < 0.05 else "b" if part < 0.6 else "c", back(outcomes[0])
 
 
 def judge_lost(outcome, *_):
     """11: few updates are lost."""
-    return outcome.lost <= 20, f"{outcome.lost} updates were lost, 20 are allowed."
+    at, restored = outcome.killed
+    return at - restored <= 20, f"{at - restored} updates were lost, 20 are allowed."
 
 
 def see_diverged(outcomes):
@@ -426,143 +367,52 @@ def see_diverged(outcomes):
 
 # --- The exercises -----------------------------------------------------------------
 
-KILLED = Try(
-    "HogWild",
-    "--steps 150 --slow_workers 0.06",
-    2,
-    restarts=1,
-    acts=(Act(105, "ps 0"),),
-)
-FREEZE = Try(
-    "Synchronous-SGD",
-    "--steps 100 --slow_workers 0.06",
-    3,
-    acts=(Act(50, "worker 1", FROZEN),),
-)
+KEPT = "--steps 300 --slow_workers 0.02"
+KEPT = Try("Distributed-Setup", KEPT, restarts=1, act=Act(120, "worker 0"))
+EQUAL = Try("HogWild", "--steps 160 --slow_workers 0.1", 4)
+SLOW = Try("HogWild", f"--steps 200 {UNEVEN}", 3)
+WAIT = "--steps 100 --slow_workers 0.06"
+WAIT = Try("Synchronous-SGD", WAIT, 3, act=Act(50, "worker 1", FROZEN))
 BACKUP = Try("Synchronous-SGD", f"--steps 100 {UNEVEN} --replicas_to_aggregate 2", 3)
 BOUND = "--steps 200 --slow_workers 0.03,0.03,0.09 --staleness 4"
 BOUND = Try("Stale-Synchronous-Parallel", BOUND, 3)
+OFTEN = Try("DOWNPOUR-Easy", "--steps 400 --window 1", 2)
+SELDOM = Try("DOWNPOUR-Easy", "--steps 8 --window 50", 2)
+ALONE = Try("Non-Distributed-Setup", "--steps 8000")
 ELASTIC = Try("AEASGD", "--steps 60 --slow_workers 0.006 --beta 0.002", 2)
+BROKEN = f"--steps 150 {EVEN}"
+BROKEN = Try("Ring-All-Reduce", BROKEN, 3, restarts=1, act=Act(60, "worker 1"))
+FOUR = Try("Ring-All-Reduce", "--steps 40", 4)
+STEPS = Try("Ring-All-Reduce", "--steps 200", 2)
+APART = Try("DiLoCo", "--steps 10 --window 20", 2)
+LOST = "--steps 150 --slow_workers 0.06"
+LOST = Try("HogWild", LOST, 2, restarts=1, act=Act(105, "ps 0"))
 LARGE = Try("HogWild", f"--steps 300 {EVEN} --learning_rate 0.8", 4)
+ONE = Try("HogWild", "--steps 300 --slow_workers 0.01 --learning_rate 0.8")
+EIGHT = Try("DiLoCo", "--steps 8 --window 20", 2)
+PARTS = Try("Distributed-Setup", "--steps 40", free=True)
+FEWER = Try("HogWild", "--steps 100 --slow_workers 0.1", 4, free=True)
 
 EXERCISES = [
+    Exercise([KEPT], see_kept, judge_pieces, PARTS),
+    Exercise([EQUAL], see_staleness, judge_staleness, FEWER, near=0.75),
     Exercise(
-        (
-            Try(
-                "Distributed-Setup",
-                "--steps 300 --slow_workers 0.02",
-                restarts=1,
-                acts=(Act(120, "worker 0"),),
-            ),
-        ),
-        see_kept,
-        Task(
-            "Your setting, as in NUM_PS=2",
-            "NUM_PS=4",
-            judge_pieces,
-            Try("Distributed-Setup", "--steps 40"),
-        ),
+        [SLOW], see_slow, judge_straggler, None, hide_straggler, show_result, near=1
     ),
+    Exercise([WAIT], see_frozen, judge_frozen, WAIT),
+    Exercise([BACKUP], see_backup, judge_backup, BACKUP),
+    Exercise([BOUND], see_ahead, judge_ahead, BOUND, near=1),
     Exercise(
-        (Try("HogWild", "--steps 160 --slow_workers 0.1", 4),),
-        see_staleness,
-        Task(
-            "Your flags",
-            "NUM_WORKERS=2",
-            judge_staleness,
-            Try("HogWild", "--steps 100 --slow_workers 0.1", 4),
-        ),
-        near=0.75,
-    ),
-    Exercise(
-        (Try("HogWild", f"--steps 200 {UNEVEN}", 3),),
-        see_slow,
-        Task(
-            "The number of the slow worker",
-            "the worker with the fewest rounds in rounds_per_worker",
-            judge_straggler,
-            before=hide_straggler,
-            show=show_result,
-        ),
-        near=1,
-    ),
-    Exercise(
-        (FREEZE,),
-        see_frozen,
-        Task("Your flag", "--replicas_to_aggregate 2", judge_frozen, FREEZE),
-    ),
-    Exercise(
-        (BACKUP,),
-        see_backup,
-        Task("Your flag", "--replicas_to_aggregate 3", judge_backup, BACKUP),
-    ),
-    Exercise(
-        (BOUND,),
-        see_ahead,
-        Task("Your flag", "--staleness 100", judge_ahead, BOUND),
-        near=1,
-    ),
-    Exercise(
-        (
-            Try("DOWNPOUR-Easy", "--steps 400 --window 1", 2),
-            Try("DOWNPOUR-Easy", "--steps 8 --window 50", 2),
-        ),
+        [OFTEN, SELDOM],
         see_window,
-        Task(
-            "Your flag",
-            "--window 200",
-            judge_faster,
-            Try("DOWNPOUR-Easy", "--steps 400 --window 1", 2),
-            before=lambda: Try("Non-Distributed-Setup", "--steps 8000"),
-            show=show_rate,
-        ),
+        judge_faster,
+        OFTEN,
+        lambda: ALONE,
+        show_rate,
     ),
-    Exercise(
-        (ELASTIC,),
-        see_center,
-        Task("Your flag", "--beta 0.9", judge_accuracy, ELASTIC),
-    ),
-    Exercise(
-        (
-            Try(
-                "Ring-All-Reduce",
-                f"--steps 150 {EVEN}",
-                3,
-                restarts=1,
-                acts=(Act(60, "worker 1"),),
-            ),
-        ),
-        see_ring,
-        Task(
-            "Bytes",
-            "28860, which is 2 (N − 1) / N times 19,240",
-            judge_ring,
-            Try("Ring-All-Reduce", "--steps 40", 4),
-            fixed=True,
-        ),
-    ),
-    Exercise(
-        (
-            Try("Ring-All-Reduce", "--steps 200", 2),
-            Try("DiLoCo", "--steps 10 --window 20", 2),
-        ),
-        see_diloco,
-        Task(
-            "Your flag",
-            "--window 100",
-            judge_diloco,
-            Try("DiLoCo", "--steps 8 --window 20", 2),
-        ),
-        near=1,
-    ),
-    Exercise(
-        (KILLED,),
-        see_lost,
-        Task("Your flag", "--save_seconds 0.3", judge_lost, KILLED),
-    ),
-    Exercise(
-        (Try("HogWild", "--steps 300 --slow_workers 0.01 --learning_rate 0.8"), LARGE),
-        see_diverged,
-        Task("Your flag", "--learning_rate 0.1", judge_saved, LARGE),
-    ),
+    Exercise([ELASTIC], see_center, judge_accuracy, ELASTIC),
+    Exercise([BROKEN], see_ring, judge_ring, None, lambda: FOUR, show_rate),
+    Exercise([STEPS, APART], see_diloco, judge_diloco, EIGHT, near=1),
+    Exercise([LOST], see_lost, judge_lost, LOST),
+    Exercise([ONE, LARGE], see_diverged, judge_accuracy, LARGE),
 ]

@@ -13,7 +13,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import lab_exercises
 import registry
 from sections import read
 
@@ -70,11 +69,9 @@ def without(text: str) -> str:
 
 def labs(file: str) -> str:
     """Returns a link to the exercises of an example's page, "" if it has none."""
-    numbers = [
-        str(number)
-        for number, one in enumerate(lab_exercises.EXERCISES, 1)
-        if file == f"{one.folder}/README.md"
-    ]
+    texts = Path(__file__).with_name("lab.txt").read_text("utf-8")
+    found = re.findall(r"^# (\d+)\. .* \((\S+), \d+ minutes\)$", texts, re.M)
+    numbers = [number for number, folder in found if file == f"{folder}/README.md"]
     return f"[Lab {', '.join(numbers)}](../docs/lab.md)" if numbers else ""
 
 
@@ -82,7 +79,7 @@ def top(text: str, words: int, file: str, before: Stop | None, after: Stop | Non
     """Returns a text with its place on the path below its title."""
     title, _, rest = text.partition("\n")
     parts = [f"{minutes(words)} minutes"]
-    parts += [labs(file)] if labs(file) else []
+    parts += [lab] if (lab := labs(file)) else []
     parts += [f"before: {link(before, file)}"] if before else []
     parts += [f"next: {link(after, file)}"] if after else []
     line = f"*{' · '.join(parts)}*"
