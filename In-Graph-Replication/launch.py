@@ -169,9 +169,9 @@ class Launcher:
             raise End(status, None)
 
     def start(self, task):
-        """Starts a task, for the first time or again."""
+        """Starts a task, for the first time or again. AutoGraph writes to TMPDIR."""
         own = {**MALLOC, "CUDA_VISIBLE_DEVICES": "", **os.environ}
-        own |= {LAUNCHER: str(os.getpid()), **task.environment}
+        own |= {LAUNCHER: str(os.getpid()), "TMPDIR": self.logdir, **task.environment}
         task.start(self.command(task, self.hosts), own)
 
     def run(self):

@@ -223,9 +223,9 @@ def batches(data, batch_size, seed, worker=0, workers=1):
         order = tf.reshape(order, [-1, batch_size])
         return tf.data.Dataset.from_tensor_slices(order)
 
-    dataset = tf.data.Dataset.range(2**62).flat_map(epoch)
     # As it is: AutoGraph would write a file, which who is killed leaves behind.
     unconverted = tf.autograph.experimental.do_not_convert
+    dataset = tf.data.Dataset.range(2**62).flat_map(unconverted(epoch))
     dataset = dataset.map(
         unconverted(lambda rows: (tf.gather(ids, rows), tf.gather(values, rows)))
     )

@@ -180,6 +180,7 @@ def test_told_to_end_it_saves_and_leaves_no_file_elsewhere(tmp_path) -> None:
         assert run.wait(20) == 143, run.output
         assert time.monotonic() - began < 10
         run.nothing_left()
+    assert not any(elsewhere.iterdir())
     saved = int(run.wait_for("told to end: saved").split()[-1])
     assert saved > 0 and (logdir / f"model.ckpt-{saved}.index").exists()
 
