@@ -10,12 +10,12 @@ DOWN 50, and a run 600. In all schemes the same workers die at the same moments.
     accuracy   of that center variable, on the test set
 
 In a ring the examples are those of the center variable in the last checkpoint. Of
-Decoupled-DiLoCo they are those of all steps made, and the center variable is that of
-the ps, which never dies. So steps that a learner loses count there, and in a ring do
-not: see low-communication.md. The chief saves every SAVE seconds. The clock starts with
-the first checkpoint. Processes are forks of one that has imported TensorFlow; each
-waits IMPORT seconds first, and one that begins again is a new fork, too. So two cores
-can be some machines. Several runs are made at once.
+Decoupled-DiLoCo they are those of the steps in all answers that were merged, a fragment
+counted as its part of w; the center variable is that of the ps, which never dies. The
+chief saves every SAVE seconds. The clock starts with the first checkpoint. Processes
+are forks of one that has imported TensorFlow; each waits IMPORT seconds first, and one
+that begins again is a new fork, too. So two cores can be some machines. Several runs
+are made at once.
 
 Writes chaos.svg, and chaos.json, in which finished runs are kept.
 
@@ -48,7 +48,6 @@ IMPORT, SAVE = 1.0, 1.0
 BATCH = 32  # of an example's script
 PARAMETERS = 4810
 EXAMPLES = 4  # the column of the counters, see COUNTERS in cluster/stats.py
-ROWS = [1000, 7]  # of the counters: ROOM and COUNTERS there
 COUNTS, SEEDS = (2, 4, 8), 5
 AT_ONCE = 24  # workers of all runs that are made at the same time
 NOBODY = "nobody dies: DiLoCo"
@@ -75,6 +74,7 @@ SCHEMES = {
 # For the end of problem.py: a worker that has died stays away; one that begins again,
 # or is not of the ring that is there, is a new fork; a call is one round, so that
 # processes start with little computing; and a ring waits 1 s for late workers, not 5.
+# A merge adds the steps in its answers, whose weights are steps × (a mini-batch)².
 AWAY = """
 
 import os
@@ -99,11 +99,32 @@ def begin_again(args, reason):
 task.begin_again = begin_again
 run.fail = lambda sentence, *_: begin_again(None, sentence)
 rounds.Calls.__init__.__defaults__ = ((1,),)
-if os.path.exists(os.path.join(os.path.dirname(__file__), "cluster", "lockstep.py")):
+modules = os.listdir(os.path.dirname(rounds.__file__))
+if "lockstep.py" in modules:
     from cluster import lockstep, membership
 
     lockstep.Calls.__init__.__defaults__ = ((1,),)
     membership.LATER = 1
+if "syncer.py" in modules:
+    from cluster import syncer
+    from cluster import tensorflow_v1 as tf
+
+    class Syncer(syncer.Syncer):
+        def __init__(self, args, center, stats, grace):
+            super().__init__(args, center, stats, grace)
+            kind = dict(trainable=False, use_resource=True, collections=[])
+            with tf.device(stats.device):
+                self.kept = tf.get_variable("kept", initializer=0.0, **kind)
+            stats.unsaved.append(self.kept)
+
+        def merge(self, counted, pushed, rule):
+            done = super().merge(counted, pushed, rule)
+            with tf.device(self.stats.device), tf.control_dependencies(done):
+                steps = tf.reduce_sum(self.open) / self.args.batch_size**2
+                steps *= tf.cast(counted.applied, tf.float32) / self.args.fragments
+                return [*done, self.kept.assign_add(steps, read_value=False)]
+
+    syncer.Syncer = Syncer
 """
 
 
@@ -147,7 +168,7 @@ def saved(logdir):
 
 
 def on_the_ps(logdir):
-    """Returns (examples so far, weights) that the ps has, None if there is no ps.
+    """Returns (examples merged so far, weights) of the ps, None if there is no ps.
 
     The chief may be away, and save nothing.
     """
@@ -159,12 +180,12 @@ def on_the_ps(logdir):
     target = "grpc://" + words[words.index("--ps_hosts") + 1]
     with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
         read = dict(use_resource=True, trainable=False)
-        counters = tf.get_variable("counters", ROWS, tf.int64, **read)
+        kept = tf.get_variable("kept", [], **read)
         center = tf.get_variable("center/part_0", [PARAMETERS], **read)
         filters = tf.ConfigProto(device_filters=["/job:ps/task:0"])
         with tf.Session(target, config=filters) as session:
-            counted, weights = session.run([counters, center])
-    return int(counted[:, EXAMPLES].sum()), weights
+            steps, weights = session.run([kept, center])
+    return BATCH * float(steps), weights
 
 
 def strike(logdir, notes, worker):
@@ -212,7 +233,7 @@ def measure(label, workers, seed, args):
                     text = "\n".join(line for _, line in lines.lines[-20:])
                     raise runs.Unfinished(f"{key_of(label, workers, seed)}:\n{text}")
                 if begin is None and (first := saved(logdir)):
-                    begin = time.monotonic()
+                    first, begin = on_the_ps(logdir) or first, time.monotonic()
                 while begin and due and time.monotonic() > begin + due[0][0]:
                     strike(logdir, notes, due.pop(0)[1])
                 if STOPPED.wait(0.05):
@@ -356,7 +377,7 @@ def claims_of(found):
         claim = "where all wait for all, goodput falls as workers are added"
         yield claim, source, seen, all_wait < few / 2
     if None not in (one, all_wait):
-        seen = f"{one:.2f} made against {all_wait:.2f} kept"
+        seen = f"{one:.2f} against {all_wait:.2f}"
         claim = f"with a quorum of one it is twice as high or more, N = {most}"
         yield claim, source, seen, one >= 2 * all_wait
     each = [goodput(found, learner, n) for n in COUNTS]
@@ -409,10 +430,10 @@ def markdown(found):
         ["goodput / test accuracy", *(f"N = {n}" for n in COUNTS)], rows
     )
     return text + (
-        f"\nMedian of {most} seeds, or of as many as a cell says. Rows of {LEARNER} "
-        f"count steps made,\nthe others steps kept. A gradient takes {1000 * STEP:g} "
-        f"ms, a run {SECONDS:g} s; a worker lives {LIFE:g} s on average,\nand is away "
-        f"for {DOWN:g} s. T = 24, AdamW, η = 0.001; the ring has SGD, η = 0.2.\n"
+        f"\nMedian of {most} seeds, or of as many as a cell says. A gradient takes "
+        f"{1000 * STEP:g} ms, a run {SECONDS:g} s;\na worker lives {LIFE:g} s on "
+        f"average, and is away for {DOWN:g} s. T = 24, AdamW, η = 0.001;\nthe ring has "
+        f"SGD, η = 0.2.\n"
     )
 
 

@@ -79,7 +79,7 @@ BY_DAYS = """
 """
 
 # Part rates: name, folder, workers, mini-batch, updates of w per round of all workers.
-WORKERS, RATES = 4, {1: SEEDS, 2: 2, 4: SEEDS, 8: 2}  # a rate, and its seeds
+WORKERS, RATES = 4, (1, 2, 4, 8)
 SYNC, HYBRID_4 = "synchronous", "Hybrid-Embedding, s = 4"
 SCHEMES = {
     SYNC: (DYNAMIC, 1, WORKERS * BATCH, 1, []),
@@ -168,9 +168,9 @@ def plan():
     """Yields (part, what is measured, a guess of its seconds, function, how often)."""
     for arm in ARMS:
         yield "days", (arm,), 14, by_day, SEEDS
-    for rate, seeds in RATES.items():
+    for rate in RATES:
         for scheme, (_, workers, *_) in SCHEMES.items():
-            yield "rates", (scheme, rate), 8 + 4 * workers, at_rate, seeds
+            yield "rates", (scheme, rate), 8 + 4 * workers, at_rate, SEEDS
     for part, kinds, cost, make in (
         ("size", SIZES, 60, of_size),
         ("lost", LOSES, 15, losing),
