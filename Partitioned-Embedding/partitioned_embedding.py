@@ -95,8 +95,9 @@ def graph(args, table, stats, batch, loss, last):
 def main():
     args = parse_args()
     me, workers = args.task_index, len(args.worker_hosts)
+    # A ps needs its rows twice, while it draws or saves them.
     data = task.begin(
-        args, problem.Ratings(args, lambda rows: memory.fit(args, rows, 4 * args.rank))
+        args, problem.Ratings(args, lambda rows: memory.fit(args, rows, 8 * args.rank))
     )
 
     # Cluster and server: every task knows every address, and serves its own part.

@@ -570,7 +570,7 @@ def test_a_rating_file_that_cannot_be_used(name, content, flags, words, tmp_path
 @pytest.mark.parametrize(
     ("folder", "flag", "rows", "needed"),
     [
-        (TABLE, "--users", 2000002000, 512.0),
+        (TABLE, "--users", 2000002000, 1024.0),
         ("Dynamic-Embedding", "--capacity", 2000000000, 1856.0),
     ],
 )
