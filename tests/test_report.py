@@ -141,7 +141,7 @@ def test_after_a_loss_the_clock_of_a_rate_starts_anew(clock, capsys):
     said = Said(clock, capsys, steps=1000)
     for step in (390, 401, 30, 101):
         if step == 30:
-            said.report.due = None  # as run.Run.recovering does
+            said.report.due_step = None  # as run.Run.recovering does
         said.rounds([step, 0, rounds.APPLIED], seconds=0.5)
     assert [step for _, step, _ in said.lines] == [401, 101]
     assert all("-" not in text for *_, text in said.lines)

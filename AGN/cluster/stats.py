@@ -104,15 +104,15 @@ class Stats:
     def count(self, pushed, examples, pulled, seen=None, sent=None, per=1):
         """Numbers an update that is applied as it comes; returns its Counted.
 
-        `pushed` are the pieces that arrived on the ps, `pulled` what this worker got,
-        `examples` how many it used; `seen` the count at its pull, `per` updates each;
-        `sent` the bytes pushed and pulled, int64 [2], where these tensors do not say.
+        `pushed` are the pieces on the ps, `pulled` what this worker got, `examples` how
+        many it used; `seen` counts the versions at its pull, of which `per` updates
+        make one; `sent` are the bytes of both, int64 [2], if these tensors do not say.
         """
         with tf.device(self.device):
             up = [size(tensor) for tensor in pushed] if sent is None else []
-            # Whoever has the lock does not wait for what another ps has. Of the sizes
-            # not for the first, nor for their sum: TensorFlow rewrites these, and
-            # forgets who waits for them.
+            # All of it is here before the lock is taken. The first size and the sum are
+            # no conditions of the lock: TensorFlow replaces these operations in the
+            # graph, and drops what waits for them.
             after = [x for x in (pushed[0], *up[1:], seen, sent) if tf.is_tensor(x)]
             if sent is None:
                 sent = sum(up), size(*tf.nest.flatten(pulled))

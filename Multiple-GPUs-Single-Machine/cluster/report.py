@@ -34,7 +34,7 @@ class Report:
         self.feed = dict  # returns what the tensors are fed: nothing, if w is at hand
         self.noted = []  # of each call since the last line: losses and staleness
         self.loss_sum = self.rounds_made = self.lines = 0
-        self.line_time = self.line_step = self.due = None
+        self.line_time = self.line_step = self.due_step = None
         self.point = None  # of the curves: training loss and staleness of the last line
         self.curves = Curves(args.logdir)
 
@@ -48,16 +48,16 @@ class Report:
         self.rounds_made += int(made.sum())
         last = int(counts[made][-1, 0])
         # The clock of a rate starts with the first call, also after a loss: see Run.
-        if self.due is None:
+        if self.due_step is None:
             self._next_line(now, last)
-        elif last >= self.due or now - self.line_time > 10:
+        elif last >= self.due_step or now - self.line_time > 10:
             self._line(now, last)
 
     def _next_line(self, now, step):
         self.noted = []
         self.line_time, self.line_step = now, step
         every = max(1, self.args.steps // self.args.lines)
-        self.due = (step // every + 1) * every
+        self.due_step = (step // every + 1) * every
 
     def _line(self, now, step):
         loss, staleness = np.concatenate(self.noted).mean(axis=0)

@@ -149,7 +149,7 @@ class Run:
             if moved or time.monotonic() > self.checkpoints.due:
                 self.checkpoints.save(self.session)
             if moved:
-                task.begin_again(self.args, "a worker has moved")  # see _prepare
+                task.begin_again(self.args, "a worker has moved")  # then all ps do
 
     def draw(self, name, value):
         """Adds a point to TensorBoard's curve `name`, at the global step of now."""
@@ -191,7 +191,7 @@ class Run:
             self.lost.append(self.session)  # to close it might wait for a ps
             self.session = None
             self.message.pop("loss", None)
-            self.report.due = None
+            self.report.due_step = None
             why = {k: addresses.silence(at) for k, at in self.servers.items()}
             if self.chief and addresses.CLOSED in why.values():  # that process is gone
                 self.tell_servers("again", [k for k in why if not why[k]])
