@@ -463,7 +463,8 @@ def draw(found, out):
     for power, text in ((1, "each that is there"), (None, "all are there")):
         ys = [alive ** (power or n) for n in COUNTS]
         left.plot(COUNTS, ys, ":", color=figures.DARK, lw=1)
-        left.annotate(text, (COUNTS[0], ys[0]), va="bottom", ha="left")
+        # Where no line of a scheme is.
+        left.annotate(text, (5, alive ** (power or 5)), va="bottom", ha="left")
     for axes, what in ((left, "goodput"), (right, "test error, %")):
         axes.set_xscale("log", base=2)
         axes.set_xticks(COUNTS, [str(n) for n in COUNTS])
