@@ -115,7 +115,7 @@ def serve(server, args):
             if message.get("word") == "leave":
                 return
             if message.get("word") == "again":
-                task.begin_again(args, "the chief says so")
+                task.begin_again(args, "the model is lost")
             known.note(message)
         if args.device == home:
             edition, waited = known.as_dict(), time.monotonic() - known.began
