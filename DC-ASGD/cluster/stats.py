@@ -110,9 +110,9 @@ class Stats:
         """
         with tf.device(self.device):
             up = [size(tensor) for tensor in pushed] if sent is None else []
-            # All of it is here before the lock is taken. The first size and the sum are
-            # no conditions of the lock: TensorFlow replaces these operations in the
-            # graph, and drops what waits for them.
+            # Who has the lock waits for nobody: all of this is here before. The first
+            # size and the sum are no conditions of the lock: TensorFlow replaces these
+            # operations in the graph, and drops what waits for them.
             after = [x for x in (pushed[0], *up[1:], seen, sent) if tf.is_tensor(x)]
             if sent is None:
                 sent = sum(up), size(*tf.nest.flatten(pulled))
