@@ -3,6 +3,7 @@
     python survey/faults.py                     the matrix, see `matrix`
     python survey/faults.py --quick             four cells, as the tests do
     python survey/faults.py --only HogWild,kill
+    python survey/faults.py --log FILE          adds to FILE, without what it holds
 
 A cell is a scheme, a task, a fault, a moment, and whether a task may be started again:
 by run.sh, or by hand, each task then on a host of its own. Schemes with a ps have two
@@ -414,10 +415,17 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="four cells")
     parser.add_argument("--only", default="", help="words of a cell's name, by comma")
     parser.add_argument("--jobs", type=int, default=6, help="cells at once")
+    parser.add_argument(
+        "--log", type=pathlib.Path, help="file with a line for each cell that holds"
+    )
     args = parser.parse_args()
+    launch.FORKS = True  # the import of TensorFlow is most of a cell's CPU
     words = [word for word in args.only.split(",") if word]
     chosen = quick() if args.quick else matrix()
     chosen = [c for c in chosen if all(w in name(c).split() for w in words)]
+    if args.log and args.log.exists():
+        held = set(args.log.read_text().splitlines())
+        chosen = [c for c in chosen if name(c) not in held]
     if hosts.missing() and any(c.way == "hand" for c in chosen):
         parser.error(f"cells by hand need hosts: {hosts.missing()}; --only leaves out")
     random.Random(0).shuffle(chosen)  # beside one that stands still another computes
@@ -429,6 +437,9 @@ def main() -> int:
             failed += bool(wrong)
             holds = "\n  ".join(wrong) or "holds"
             print(f"{number}/{len(chosen)} {name(cell)}: {holds}", flush=True)
+            if args.log and not wrong:
+                with args.log.open("a") as file:
+                    file.write(f"{name(cell)}\n")
     return int(failed > 0)
 
 
