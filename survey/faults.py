@@ -3,7 +3,7 @@
     python survey/faults.py                     the matrix, see `matrix`
     python survey/faults.py --quick             four cells, as the tests do
     python survey/faults.py --only HogWild,kill
-    python survey/faults.py --log FILE          adds to FILE, without what it holds
+    python survey/faults.py --log FILE          without the cells that FILE names
 
 A cell is a scheme, a task, a fault, a moment, and whether a task may be started again:
 by run.sh, or by hand, each task then on a host of its own. Schemes with a ps have two
@@ -416,10 +416,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="words of a cell's name, by comma")
     parser.add_argument("--jobs", type=int, default=6, help="cells at once")
     parser.add_argument(
-        "--log", type=pathlib.Path, help="file with a line for each cell that holds"
+        "--log",
+        type=pathlib.Path,
+        help="goes on after the cells that it names; adds those that hold",
     )
     args = parser.parse_args()
-    launch.FORKS = True  # the import of TensorFlow is most of a cell's CPU
     words = [word for word in args.only.split(",") if word]
     chosen = quick() if args.quick else matrix()
     chosen = [c for c in chosen if all(w in name(c).split() for w in words)]
