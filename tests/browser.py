@@ -36,7 +36,7 @@ def lead(script: str, plan: dict) -> dict:
         env={**os.environ, "NODE_PATH": str(render.packages())},
         capture_output=True,
         text=True,
-        timeout=270,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -387,7 +387,7 @@ def test_every_script_runs(script: str, tmp_path: Path) -> None:
         pytest.skip(hosts.missing())
     path = f"benchmarks/{script}.py"
     command = sys.executable, path, "--quick", "--out", tmp_path
-    done = tree.run(*command, timeout=250)
+    done = tree.run(*command, timeout=800)
     assert done.returncode == 0, done.stderr
     made = {
         (file.stem, title)
@@ -553,7 +553,7 @@ def test_choices_that_need_no_environment(tmp_path: Path) -> None:
     """An example, one that writes no result, and one that prints no lines."""
     command = [sys.executable, "benchmarks/choices.py", "--quick", "--out", tmp_path]
     command += ["--only", "hogwild,mirrored,coordinator", "--logs", tmp_path / "logs"]
-    done = tree.run(*command, timeout=280)
+    done = tree.run(*command, timeout=800)
     assert done.returncode == 0, done.stderr
     (measured,) = json.loads((tmp_path / "choices.json").read_text())["rounds"]
     assert len(measured) == 6

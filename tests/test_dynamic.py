@@ -620,7 +620,7 @@ def test_every_script_refuses_wrong_flags(folder, capsys, monkeypatch) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_run_of_which_a_ps_and_a_worker_die(tmp_path) -> None:
     """Then on another number of ps; then in one file, on one machine.
 

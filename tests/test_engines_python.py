@@ -246,7 +246,7 @@ def finished(engine, tmp_path, *arguments, **env):
     common.need(engine)
     logdir = tmp_path / "run"
     with common.Rehearsal(engine, logdir, *arguments, **env) as run:
-        assert run.wait(280) == 0, run.output
+        assert run.wait(800) == 0, run.output
         assert not run.tasks()
     return run.lines, launch.result(logdir)
 

@@ -540,7 +540,6 @@ def test_an_input_that_ends_is_no_success(folder, tmp_path):
 
 
 @launch.if_thorough
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(hosts.missing() != "", reason=hosts.missing())
 @pytest.mark.parametrize("how", ["killed", "lost"])
 def test_a_chief_that_comes_back_at_another_address(how, tmp_path):

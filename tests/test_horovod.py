@@ -31,7 +31,7 @@ sleep tail tr uname unshare"""
 def run_sh(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Returns the finished process of run.sh."""
     command = ["bash", HOROVOD / "run.sh", *arguments]
-    return tree.run(*command, env=launch.environment(**env), timeout=300)
+    return tree.run(*command, env=launch.environment(**env), timeout=800)
 
 
 def one_sentence(done: subprocess.CompletedProcess, status: int, *words: str) -> None:
@@ -305,7 +305,7 @@ def trained(tmp_path: Path, steps: list[int], *flags: str, **env: str) -> list[s
     lines = []
     for until in steps:
         with started(tmp_path / "run", "--steps", str(until), *flags, **env) as run:
-            assert run.wait(280) == 0, run.output
+            assert run.wait(800) == 0, run.output
             run.nothing_left()
         lines += run.lines
     return lines

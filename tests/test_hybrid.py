@@ -367,7 +367,7 @@ def test_who_is_another_process(now, reasons, monkeypatch) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_run_of_which_a_worker_a_ps_and_the_chief_die(tmp_path) -> None:
     """All updates are made, w is the same on all, and each push is counted."""
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "a logdir"

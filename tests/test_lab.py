@@ -49,7 +49,6 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_an_exercise_answered_right_and_wrong(
     number: int, tmp_path: Path, monkeypatch, capsys

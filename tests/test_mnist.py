@@ -40,8 +40,6 @@ prepare, records, sources, supply = map(
     importlib.import_module, ("prepare", "records", "sources", "supply")
 )
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def args_of(*flags: str, index: int = 0, num_ps: int = 1, workers: int = 2):
     """Returns the program's checked flags for a worker."""
@@ -188,7 +186,7 @@ def test_pictures_of_all_kinds_from_files_to_predictions(tmp_path) -> None:
     logdir, served = tmp_path / "logdir", tmp_path / "served"
     flags = ["--data", str(out), "--model", "keras", "--steps", "20"]
     with run_sh(copy, *flags, "--export", str(served), LOGDIR=str(logdir)) as run:
-        assert run.wait(200) == 0, run.output
+        assert run.wait(800) == 0, run.output
     done = result(logdir)
     # The cross-entropy of two classes is 0.7 at the start; the decay is about 2.
     # Of 20 steps one worker may have made all; the other one has no loss.
@@ -782,7 +780,7 @@ def test_the_run_of_the_readme(tmp_path) -> None:
     steps, least = (808, 0.98) if launch.THOROUGH else (404, 0.96)
     flags = [] if launch.THOROUGH else [f"--steps={steps}"]
     with run_sh(copy, *flags, LOGDIR=str(logdir)) as run:
-        assert run.wait(300) == 0, run.output
+        assert run.wait(800) == 0, run.output
         run.nothing_left()
     assert "Traceback" not in run.output
     done = result(logdir)
@@ -848,7 +846,7 @@ def test_killed_in_mid_epoch(digits, tmp_path) -> None:
         wait_until(lambda: saved_step(logdir) >= 40, 100, run)
         run.task("ps", 1).kill()
         run.wait_for("ps 1 ended with status 137; restart 1 of 1")
-        assert run.wait(300) == 0, run.output
+        assert run.wait(800) == 0, run.output
         run.nothing_left()
     words = re.search(r"epoch (\d+), (\d+) of its (\d+)", line)
     epoch, seen, size = (int(word) for word in words.groups())
@@ -868,16 +866,16 @@ def test_resumed_on_another_number_of_ps(digits, tmp_path) -> None:
     copy, logdir = copy_of(FOLDER, tmp_path), tmp_path / "logdir"
     flags = ["--data", digits.folder, "--logdir", str(logdir), "--save_seconds", "1"]
     with run_sh(copy, *flags, "--steps", "60", NUM_PS="2") as run:
-        assert run.wait(200) == 0, run.output
+        assert run.wait(800) == 0, run.output
     more = [*flags, "--steps", "90", "--placement", "round_robin"]
     with run_sh(copy, *more) as run:
-        assert run.wait(200) == 0, run.output
+        assert run.wait(800) == 0, run.output
         assert "resumes from global step 60" in run.output
     done = result(logdir)
     assert (done["resumed_from"], done["global_steps"], done["ps"]) == (60, 90, 1)
     assert launch.wrong_stats(done) == []
     with run_sh(copy, *more) as run:
-        assert run.wait(200) == 0, run.output
+        assert run.wait(800) == 0, run.output
         assert "nothing to do" in run.output
     assert result(logdir) == done
 
@@ -889,7 +887,7 @@ def test_early_stopping_and_keras(digits, tmp_path) -> None:
     flags = ["--data", digits.folder, "--model", "keras", "--early_stopping", "2"]
     flags += ["--learning_rate", "1e-9", "--steps", "1000000", "--issync", "1"]
     with run_sh(copy, *flags, LOGDIR=str(logdir)) as run:
-        assert run.wait(300) == 0, run.output
+        assert run.wait(800) == 0, run.output
     assert "stops early: no better than at step" in run.output
     done = result(logdir)
     assert done["global_steps"] == done["flags"]["steps"] < 100000
@@ -925,7 +923,7 @@ def test_level_2_a_folder_of_images(tmp_path) -> None:
     photos(copy / "photos", 60)
     commands = BLOCKS[1].replace("../.venv/bin/python", sys.executable)
     command = ["bash", "-ec", commands.split("\n", 1)[1]]
-    done = tree.run(*command, cwd=copy, env=launch.environment(), timeout=300)
+    done = tree.run(*command, cwd=copy, env=launch.environment(), timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("photos/red/0.png: red (")
     assert "2 classes" in done.stdout
@@ -940,7 +938,7 @@ def test_level_3_only_cluster(tmp_path) -> None:
     text = (REPO / "HogWild" / "run.sh").read_text()
     (mine / "run.sh").write_text(text.replace("hogwild.py", "kmeans.py"))
     with run_sh(mine, LOGDIR=str(logdir), NUM_PS="2") as run:
-        assert run.wait(200) == 0, run.output
+        assert run.wait(800) == 0, run.output
         run.nothing_left()
     done = result(logdir)
     assert done["global_steps"] == 1000

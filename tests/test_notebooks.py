@@ -147,7 +147,6 @@ def test_hogwild_has_forty_lines():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)  # number 8 waits for TensorFlow's thirty seconds, and more
 @launch.if_engines  # its outputs are those of its cells, see `findings`
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group[0].stem)
 def test_runs(group, tmp_path, kernels_at_home):

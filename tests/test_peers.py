@@ -686,7 +686,7 @@ def model(parameters, images, training=False):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_convolutions_take_the_same_steps_in_units(tmp_path) -> None:
     """Stage 0 has no units. What oneDNN fuses must not wait for itself."""
     copy = copy_of(SHARDED, tmp_path)

@@ -369,7 +369,7 @@ def test_the_page_s_recurrent_network_is_trained(folder: str, tmp_path: Path) ->
     (copy / "problem.py").write_text(DIGITS + RECURRENT + INITIAL + WORDS)
     flags = ["--steps", "60", "--learning_rate", "0.2", "--logdir", str(logdir)]
     with run_sh(copy, *flags) as run:
-        assert run.wait(300) == 0, run.output
+        assert run.wait(800) == 0, run.output
     assert result(logdir)["test_accuracy"] > 0.2, run.output
 
 
@@ -389,7 +389,7 @@ def test_the_page_s_model_is_trained_read_back_and_exported(tmp_path: Path) -> N
         env=launch.environment(CUDA_VISIBLE_DEVICES="-1"),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
     )
     assert said.returncode == 0, said.stderr
     assert float(said.stdout.split()[-1]) == pytest.approx(done["test_accuracy"])

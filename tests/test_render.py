@@ -100,7 +100,6 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
 
 
 @if_browser
-@pytest.mark.timeout(300)
 def test_what_does_not_fit_is_found(tmp_path: Path) -> None:
     (tmp_path / "good.md").write_text(GOOD)
     (tmp_path / "bad.md").write_text(BAD)

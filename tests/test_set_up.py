@@ -383,7 +383,7 @@ def test_settings_of_another_purpose(fresh: Fresh, tmp_path: Path) -> None:
     env.update(PIP_REQUIRE_VIRTUALENV="1", PYTHON=sys.executable)
     env.update(PYTHONHOME=str(elsewhere), PYTHONPATH=str(elsewhere))
     command = ("bash", fresh.root / "run.sh")
-    done = run(*command, env=env, cwd=elsewhere, timeout=280)
+    done = run(*command, env=env, cwd=elsewhere, timeout=800)
     assert (done.returncode, done.stderr) == (0, ""), done
     assert len(installed(fresh)) == 1
     assert [path.name for path in elsewhere.iterdir()] == ["random.py"]

@@ -464,7 +464,7 @@ rounds_made = itertools.count()
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("where", ["between its pieces", "between two parts of w"])
 def test_a_run_goes_on_after_a_death_in_mid_step(where, tmp_path):
     """From the last checkpoint; each gradient counts once."""
@@ -534,7 +534,7 @@ def test_after_the_last_update_nobody_waits_and_nothing_changes(folder, num_ps):
         assert run.chief.step() == 3 and run.counters() == before
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_real_processes_end_at_uneven_speed(tmp_path):
     """Two ps, a backup worker, a straggler, and a number of steps that is prime."""
     folder, logdir = copy_of(SSGD, tmp_path), tmp_path / "log"

@@ -633,7 +633,6 @@ def coloured(lane: int, seconds: float, colour: str = "gradient") -> str:
 
 @if_browser
 @pytest.mark.long
-@pytest.mark.timeout(280)
 def test_a_page_shows_a_kill_and_a_restart(tmp_path: Path) -> None:
     """HogWild: the lane of a killed worker is empty, and then full again."""
     logdir = str(tmp_path / "logdir")
@@ -673,7 +672,6 @@ def test_a_page_shows_a_kill_and_a_restart(tmp_path: Path) -> None:
 
 @if_browser
 @pytest.mark.long
-@pytest.mark.timeout(280)
 def test_a_page_shows_who_waits_for_a_frozen_worker(tmp_path: Path) -> None:
     """Synchronous-SGD; the numbers of the page are the run's own; shots are taken."""
     logdir = str(tmp_path / "logdir")

@@ -19,7 +19,7 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent.parent / "Basics-Tutorial"
-CELL_SECONDS = 120
+CELL_SECONDS = 300
 # These three are one exercise in three kernels: they run at once.
 TOGETHER = (
     "Multiple-Workers/4a-Local-then-Global-Variables-Worker0.ipynb",
