@@ -30,7 +30,6 @@ checkpoint, rounds, stats, task = (
     for name in ("checkpoint", "rounds", "stats", "task")
 )
 
-rounds.CHEAP = 1e9  # a machine that is busy builds all rounds, too
 WORKERS = 4  # tasks of a cluster; a run may use fewer
 STREAMS = ((1.0, 3.0), (5.0, 7.0))  # of worker A and worker B
 ASYNCHRONOUS = {  # folder: the flags of the hand-computed traces

@@ -14,7 +14,7 @@ from cluster.task import Failure
 
 SIZES = (1, 3, 10)  # rounds of a call: the most that CALL allows
 CALL = 1.0  # seconds that a call may take, so that lines and checkpoints are not late
-CHEAP = 10.0  # seconds that the rounds of a call may take to build and prepare
+CHEAP = 10.0  # CPU seconds that a call may take to build and prepare
 
 # What became of a push: applied, too late for its step, or after the last update.
 APPLIED, LATE, OVER = 1, 0, -1
@@ -135,7 +135,7 @@ class Calls:
 
     def __init__(self, one_round, sizes=SIZES):
         """`one_round(last)` builds a round that comes after the `last` one."""
-        self.seconds, began = CALL, time.monotonic()  # of a round in the call before
+        self.seconds, began = CALL, time.thread_time()  # of a round; CPU seconds so far
         self.session, self.calls, self.fetches, built = None, {}, {}, [FIRST]
         for size in sizes:
             for number in range(len(built) - 1, size):
@@ -144,7 +144,7 @@ class Calls:
             with tf.name_scope(f"calls_{size}"):
                 self.fetches[size] = self._fetch(built[1 : size + 1])
             # TensorFlow prepares a round for about as long as it took to build.
-            if 2 * (time.monotonic() - began) * sizes[-1] / size > CHEAP:
+            if 2 * (time.thread_time() - began) * sizes[-1] / size > CHEAP:
                 break
 
     @staticmethod
