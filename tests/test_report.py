@@ -219,18 +219,24 @@ class Session:
         return call
 
 
+def one_round(last):
+    tf = harness.tf
+    step = tf.zeros([], tf.int64)
+    counted = rounds.Counted(step, step, step, tf.stack([step, step, step]))
+    return rounds.Round(tf.zeros([]), counted, [tf.no_op()])
+
+
 @pytest.fixture
 def calls():
-    tf = harness.tf
-    with tf.Graph().as_default():
-
-        def one_round(last):
-            step = tf.zeros([], tf.int64)
-            packed = tf.stack([step, step, step])
-            counted = rounds.Counted(step, step, step, packed)
-            return rounds.Round(tf.zeros([]), counted, [tf.no_op()])
-
+    with harness.tf.Graph().as_default():
         yield rounds.Calls(one_round)
+
+
+def compute(seconds):
+    """Keeps a core busy."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -243,6 +249,21 @@ def test_a_call_is_never_much_longer_than_a_second(seconds, size, clock, calls):
         losses, counts = calls.make(session, 10**6)
         assert len(losses) == len(counts) == session.calls[-1]
     assert session.calls == [1, *[size] * 19]
+
+
+@pytest.mark.parametrize(
+    ("wait", "sizes"), [(time.sleep, [1, 3, 10]), (compute, [1])], ids=["others", "it"]
+)
+def test_rounds_that_take_long_to_build_are_alone_in_a_call(wait, sizes, monkeypatch):
+    """Long is what this task computes, and not how long others have its core."""
+    monkeypatch.setattr(rounds, "CHEAP", 0.5)
+
+    def slowly(last):
+        wait(0.06)
+        return one_round(last)
+
+    with harness.tf.Graph().as_default():
+        assert [*rounds.Calls(slowly).fetches] == sizes
 
 
 def test_rounds_that_become_longer_are_fewer_to_a_call(clock, calls):
