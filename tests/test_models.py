@@ -167,14 +167,16 @@ def test_two_pipelines_stay_in_step(folder: str, tmp_path: pathlib.Path) -> None
 
 
 def test_a_long_graph_is_built_once(tmp_path: pathlib.Path) -> None:
-    """Training goes on with one round a call."""
+    """Building takes 11 CPU seconds: training goes on with one round a call."""
     copy = with_problem(
         "HogWild",
         tmp_path,
         ("    def loss(w, batch):", "    def loss(w, batch):\n        long()"),
         (
             "    def error(",
-            "    def long():\n        import time\n        time.sleep(11)\n"
+            "    def long():\n        import time\n"
+            "        end = time.thread_time() + 11\n"
+            "        while time.thread_time() < end: pass\n"
             "        print('built', flush=True)\n    def error(",
         ),
     )
