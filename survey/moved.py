@@ -9,8 +9,10 @@ in mid-run, its host gets another address behind the same name, as a pod does, a
 task is started there two seconds later. If its host is `lost`, nobody even tells the
 others that their connections to it are closed. Whatever ends with a status above 2 is
 started again, as a cluster manager does it. A run holds if every task ends with 0 and
-all updates are in result.json, or if it ends with 138 and says why. Hosts take Linux
-and root.
+all updates are in result.json, or if it ends with 138 and says why. `next` is the time
+from the start of the new process to its first line of progress, or, if it is a ps, to
+that of a worker: that is to the next update, or half a second after it. Hosts take
+Linux and root.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import argparse
 import collections
 import concurrent.futures
 import pathlib
+import statistics
 import sys
 import tempfile
 import threading
@@ -94,8 +97,10 @@ def start(
 
 
 def run(case: Case, where: pathlib.Path) -> dict:
-    """Makes a run; returns dict(statuses, alive, result, lines)."""
+    """Makes a run; returns dict(statuses, alive, result, next, lines)."""
     copy, logdir = launch.copy_of(case.folder, where), where / "logdir"
+    own = copy / "cluster" / "flags.py"
+    own.write_text(own.read_text().replace("lines=10,", "lines=100,"))
     names = ["worker-0", "worker-1"]
     names += ["ps-0"] if case.folder in registry.folders("ps") else []
     flags = ["--steps", str(STEPS[case.folder]), "--save_seconds", "2"]
@@ -108,7 +113,7 @@ def run(case: Case, where: pathlib.Path) -> dict:
         tasks = {name: Task(starter(name)) for name in names}
         for task in tasks.values():
             task.start()
-        wait_for_line(tasks["worker-0"], "  loss ", count=3)
+        wait_for_line(tasks["worker-0"], "  loss ", count=20)
         old = tasks[case.victim]
         old.over = True
         if case.how == "lost":
@@ -118,16 +123,33 @@ def run(case: Case, where: pathlib.Path) -> dict:
         net.move(case.victim)
         tasks[case.victim] = new = Task(starter(case.victim), delay=2)
         new.start()
-        end = time.monotonic() + TIMEOUT
-        for task in tasks.values():
-            task.join(max(0, end - time.monotonic()))
+        watched = [new] if case.victim != "ps-0" else [tasks[w] for w in names[:2]]
+        # What is printed before the new process begins is of updates before the kill.
+        while new.is_alive() and not new.launches:
+            time.sleep(0.01)
+        began, soon = time.monotonic(), None
+        before = [progress(task) for task in watched]
+        while any(t.is_alive() for t in tasks.values()) and past(began) < TIMEOUT:
+            if soon is None and [progress(task) for task in watched] != before:
+                soon = past(began)
+            time.sleep(0.05)
         statuses = {name: tasks[name].status for name in names}
         alive = [name for name in names if tasks[name].is_alive()]
         for task in tasks.values():
             task.over = True
         lines = [f"{n}: {x}" for n in names for x in lines_of(tasks[n])]
     result = launch.result_if_there(logdir)
-    return dict(statuses=statuses, alive=alive, result=result, lines=lines)
+    return dict(statuses=statuses, alive=alive, result=result, next=soon, lines=lines)
+
+
+def past(moment: float) -> float:
+    """Returns the seconds since a moment of the monotonic clock."""
+    return time.monotonic() - moment
+
+
+def progress(task: Task) -> int:
+    """Returns how many lines of progress all processes of a task have printed."""
+    return sum("  loss " in line for line in lines_of(task))
 
 
 def lines_of(task: Task) -> list[str]:
@@ -164,12 +186,24 @@ def tried(case: Case) -> tuple[Case, dict, list[str]]:
             found = run(case, pathlib.Path(where))
             return case, found, verdict(found)
         except Exception as error:
-            found = dict(statuses={}, lines=[])
+            found = dict(statuses={}, next=None, lines=[])
             return case, found, [f"{type(error).__name__}: {error}"]
 
 
+def row(case: Case, runs: list[dict]) -> str:
+    """Returns the runs of a case as a row of a table in Markdown."""
+    whole = sum(found["statuses"].get("worker-0") == 0 for found in runs)
+    wrong = sum(found["wrong"] for found in runs)
+    soon = [found["next"] for found in runs if found["next"] is not None]
+    spread = "–"
+    if soon:
+        spread = f"{statistics.median(soon):.1f} ({min(soon):.1f} to {max(soon):.1f})"
+    numbers = f"{len(runs)} | {whole} | {len(runs) - whole} | {wrong} | {spread}"
+    return f"| {' | '.join(case)} | {numbers} |"
+
+
 def main() -> int:
-    """Makes the runs; prints a line a run; status 1 if one does not hold."""
+    """Makes the runs; prints a line a run, a row a case; 1 if one does not hold."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=1, help="runs of each case")
     parser.add_argument("--only", default="", help="folder and task, by comma")
@@ -179,18 +213,22 @@ def main() -> int:
         parser.error(hosts.missing())
     words = [word for word in args.only.split(",") if word]
     chosen = [case for case in cases() if all(word in case for word in words)]
-    failed, every = 0, chosen * args.times
+    every, done = chosen * args.times, collections.defaultdict(list)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         runs = [pool.submit(tried, case) for case in every]
         for number, future in enumerate(concurrent.futures.as_completed(runs), 1):
             case, found, wrong = future.result()
-            failed += bool(wrong)
+            done[case].append({**found, "wrong": bool(wrong)})
             holds = "; ".join(wrong) or "holds"
             where = f"{number}/{len(every)} {' '.join(case)}"
-            print(f"{where}: {holds}, {found['statuses']}", flush=True)
+            soon = "none" if found["next"] is None else f"{found['next']:.1f} s"
+            print(f"{where}: {holds}, {found['statuses']}, next {soon}", flush=True)
             if wrong:
                 print("  " + "\n  ".join(found["lines"][-40:]), flush=True)
-    return int(failed > 0)
+    print("| scheme | task | its host | runs | 0 | 138 | wrong | next, seconds |")
+    print("| --- | --- | --- |" + " ---: |" * 5)
+    print(*(row(case, done[case]) for case in chosen), sep="\n")
+    return int(any(found["wrong"] for runs in done.values() for found in runs))
 
 
 if __name__ == "__main__":
