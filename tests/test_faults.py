@@ -539,11 +539,17 @@ def test_an_input_that_ends_is_no_success(folder, tmp_path):
     assert not (logdir / "result.json").exists()
 
 
-@launch.if_thorough
+MOVED = [
+    ("Synchronous-SGD", "worker-1", "lost"),  # the chief waits for it in a call
+    pytest.param(("HogWild", "worker-0", "killed"), marks=launch.if_thorough),
+    pytest.param(("HogWild", "worker-0", "lost"), marks=launch.if_thorough),
+]
+
+
 @pytest.mark.skipif(hosts.missing() != "", reason=hosts.missing())
-@pytest.mark.parametrize("how", ["killed", "lost"])
-def test_a_chief_that_comes_back_at_another_address(how, tmp_path):
-    found = moved.run(moved.Case("HogWild", "worker-0", how), tmp_path)
+@pytest.mark.parametrize("case", MOVED, ids=str)
+def test_a_worker_that_comes_back_at_another_address(case, tmp_path):
+    found = moved.run(moved.Case(*case), tmp_path)
     assert moved.verdict(found) == [], "\n".join(found["lines"])
     assert found["statuses"]["worker-0"] == 0
     again = [line for line in found["lines"] if "lost a ps" in line]

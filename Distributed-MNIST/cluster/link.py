@@ -136,7 +136,7 @@ class Beat(threading.Thread):
         """`asked` must answer, {device: address}; `message` is a worker's heartbeat."""
         super().__init__(daemon=True)
         self.args, self.asked, self.message = args, asked, message
-        self.link, self.board = Link(args, server), {}
+        self.link, self.in_call = Link(args, server), False  # may wait for a worker
         # Of the scheme: called with the board at each heartbeat, they return a sentence
         # that ends the program, or None.
         self.looks = []
@@ -149,10 +149,12 @@ class Beat(threading.Thread):
             with contextlib.suppress(tf.errors.OpError):  # ps 0 is lost, or new
                 if self.message:
                     self.link.tell(**self.message)
-                self.board = self.link.read()
-                self._end(*(verdict(self.board, self.args) or [None]))
+                board = self.link.read()
+                self._end(*(verdict(board, self.args) or [None]))
+                if board["moved"] and self.in_call and self.args.ps_hosts:
+                    task.begin_again(self.args, "a worker has moved")  # then all ps do
                 for look in self.looks:
-                    self._end(look(self.board))
+                    self._end(look(board))
 
     def _end(self, sentence, status=task.AGAIN):
         if sentence and not self.stopped.is_set():

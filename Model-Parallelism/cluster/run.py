@@ -95,6 +95,7 @@ class Run:
             if ready:
                 checkpoint.begin(session, self.begin_operations)
                 self.left = self.args.steps - int(session.run(self.stats.step))
+                self.beat.in_call = self.chief
                 return ""
         except tf.errors.OpError as error:
             if not self._is_lost(error):
@@ -140,16 +141,14 @@ class Run:
 
     def log(self, losses, counts):
         """Notes the rounds of a call; prints, draws and saves what is due."""
-        self.lost_at, self.lost = None, []
+        self.beat.in_call, self.lost_at, self.lost = False, None, []
         self.report.rounds(losses, counts)
         self.left = updates_left(losses, counts, self.args)
         if self.chief and self.left > 0:
             self.report.draw_line(self.session)
-            moved = self.beat.board.get("moved")
-            if moved or time.monotonic() > self.checkpoints.due:
+            if time.monotonic() > self.checkpoints.due:
                 self.checkpoints.save(self.session)
-            if moved:
-                task.begin_again(self.args, "a worker has moved")  # then all ps do
+            self.beat.in_call = True
 
     def draw(self, name, value):
         """Adds a point to TensorBoard's curve `name`, at the global step of now."""
@@ -189,7 +188,7 @@ class Run:
             else:
                 time.sleep(1)  # between two sessions of which none makes a round
             self.lost.append(self.session)  # to close it might wait for a ps
-            self.session = None
+            self.session, self.beat.in_call = None, False
             self.message.pop("loss", None)
             self.report.due_step = None
             why = {k: addresses.silence(at) for k, at in self.servers.items()}
@@ -249,9 +248,8 @@ class Run:
 
     def _wait_for_the_others(self):
         for _ in range(50):  # 5 s, at the very end
-            others = self.link.read()["workers"]
-            del others[str(self.args.task_index)]
-            if all(other["left"] or other["silent"] for other in others.values()):
+            others = [*self.link.read()["workers"].values()][1:]  # all but the chief
+            if all(other["left"] or other["silent"] for other in others):
                 break
             time.sleep(0.1)
 
