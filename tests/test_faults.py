@@ -75,7 +75,7 @@ def test_the_chief_saves_when_it_is_told_to_end(who, tmp_path):
         assert run.wait(30) == 143, run.output
         assert time.monotonic() - cause < 2 * WITHIN
         run.nothing_left()
-    (step,) = re.findall(r"told to end: saved at global step (\d+)", run.output)
+    (step,) = re.findall(r"saved at global step (\d+)", run.output)
     assert saved_step(logdir) == int(step) > 0
     with run_sh(copy, "--steps", str(int(step) + 500), LOGDIR=str(logdir)) as run:
         assert run.wait() == 0, run.output

@@ -247,5 +247,5 @@ def test_all_are_told_to_end(number, tmp_path) -> None:
         assert run.wait(30) == 128 + number, run.output
         assert time.monotonic() - cause < 15
         run.nothing_left()
-    assert "told to end: saved at global step" in run.output
+    assert "saved at global step" in run.output
     assert "lost worker" not in run.output and "Traceback" not in run.output

@@ -27,7 +27,7 @@ LAUNCHER, AFTER = "LAUNCHED_BY", "BEGAN_AGAIN"
 LAST = 5  # seconds that a task which is told to end may take for what is left to do
 SAY = 10  # seconds between two lines about something that takes long
 
-last_acts = []  # functions that are called when this task is told to end, by TERM
+last_acts = []  # functions that are called when TERM ends this task; link.Beat, too
 
 
 class Failure(Exception):

@@ -151,10 +151,11 @@ class Beat(threading.Thread):
                     self.link.tell(**self.message)
                 board = self.link.read()
                 self._end(*(verdict(board, self.args) or [None]))
-                if board["moved"] and self.in_call and self.args.ps_hosts:
-                    task.begin_again(self.args, "a worker has moved")  # then all ps do
                 for look in self.looks:
                     self._end(look(board))
+                if board["moved"] and self.in_call:
+                    [act() for act in task.last_acts]  # the chief saves
+                    task.begin_again(self.args, "a worker has moved")  # then all ps do
 
     def _end(self, sentence, status=task.AGAIN):
         if sentence and not self.stopped.is_set():

@@ -168,9 +168,6 @@ class Neighbours:
                     if made[1][-1, 2] != OVER or not self.distance:
                         self.distance = apart
                     self.training.draw("consensus_distance", self.distance)
-                    if self.training.link.read()["moved"]:
-                        self.training.checkpoints.save(session)
-                        task.begin_again(self.training.args, "a worker has moved")
         return made
 
     def _average(self, session):

@@ -46,7 +46,6 @@ class Run:
         begin = [tf.variables_initializer(own), *checkpoint.begin_operations()]
         self.begin_operations = [*begin, stats.on_begin]
         self.open_stats, self.stop_stats = stats.open(), stats.stop()
-        self.before_the_end = self._save_before_the_end  # if TERM says so
         self.extra = lambda session: {}  # what else result.json has, before saving
         self.message = {
             "worker": args.task_index,
@@ -56,13 +55,13 @@ class Run:
         self.link = link.Link(args, server)
         self.beat = link.Beat(args, server, self.servers, self.message)
         self.beat.looks = [make(self.beat.link) for make in stats.looks]
+        if self.chief:
+            task.last_acts.append(self._save)
 
     def __enter__(self):
         if self.chief:
             report.print_placement()
         self._begin(link.starting(self.args))
-        if self.chief:
-            task.last_acts.append(self.before_the_end)
         return self
 
     def _begin(self, patience):
@@ -159,14 +158,14 @@ class Run:
         self.session.run(self.stop_stats)
         self.left = min(self.left, 1)  # a step that is open may need this worker, too
 
-    def _save_before_the_end(self):
-        """Saves when this task is told to end, if the model is alive on every ps."""
+    def _save(self):
+        """Chief, in another thread: saves, if the model is alive on every ps."""
         session = self.session  # None after a loss
         # The ps may be ending, too.
         with contextlib.suppress(tf.errors.OpError, RuntimeError):
             if session and not len(session.run(self.uninitialised)):
                 self.checkpoints.save(session)
-                print(f"told to end: saved at global step {self.checkpoints.step}")
+                print(f"saved at global step {self.checkpoints.step}")
 
     @contextlib.contextmanager
     def recovering(self):
