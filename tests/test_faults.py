@@ -524,7 +524,7 @@ ENDS = ["HogWild", "Ring-All-Reduce", "Gossip-SGD", "In-Graph-Replication"]
 
 
 @pytest.mark.parametrize(
-    "folder", launch.some(["Non-Distributed-Setup", "Ring-All-Reduce"], ENDS)
+    "folder", launch.some(["Non-Distributed-Setup", "HogWild"], ENDS)
 )
 def test_an_input_that_ends_is_no_success(folder, tmp_path):
     """TensorFlow takes the end of an input for that of the training."""
