@@ -5,7 +5,7 @@
 
 Every task is on a host of its own. One of them drops what begins a connection from one
 other; all else is open, also the other direction. A run holds if it ends well, as one
-in which nobody wants to dial there, or if within 15 seconds a task names both ends and
+in which nobody wants to dial there, or if within 20 seconds a task names both ends and
 the run ends with 138. The table of which is which is made of it.
 """
 
@@ -26,7 +26,7 @@ import hosts
 import launch
 import moved
 
-PORT, PATIENCE, SOON, TIMEOUT = 2222, 10, 15, 150
+PORT, PATIENCE, SOON, TIMEOUT = 2222, 10, 20, 150
 # For each family an example, and how many ps and workers are needed to see every pair.
 SHAPES = {
     "HogWild": (2, 2),

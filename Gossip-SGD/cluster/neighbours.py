@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 
-from cluster import addresses, checkpoint, task
+from cluster import addresses, checkpoint, link, task
 from cluster import tensorflow_v1 as tf
 from cluster.addresses import CLOSED
 from cluster.gossip import name_of
@@ -36,13 +36,14 @@ class Neighbours:
 
     def __init__(self, training, replica, center):
         """`training` is the run.Run; `center` is where the chief puts the average w."""
-        self.training, self.replica, args = training, replica, training.args
-        self.hosts, self.chief = args.worker_hosts, training.chief
+        self.training, self.replica, self.args = training, replica, training.args
+        self.hosts, self.chief = self.args.worker_hosts, training.chief
         # An active worker calls its neighbours, and the chief reads all replicas.
         self.wanted = range(1, len(self.hosts)) if self.chief else replica.near
         self.session, self.opened, self.due = None, (None, {}), 0.0
-        # {worker: its process} who is there; whose replica was found.
-        self.known, self.there, self.distance = {}, set(), 0.0
+        # {worker: its process} who is there; of these, who does not answer; whose
+        # replica was found.
+        self.known, self.silent, self.there, self.distance = {}, [], set(), 0.0
         self.graph, self.input = (
             tf.get_default_graph(),
             checkpoint.begin_operations()[1],
@@ -58,12 +59,15 @@ class Neighbours:
         with contextlib.suppress(tf.errors.OpError):  # the chief may be silent
             workers = self.training.link.read()["workers"]
             found = {k: workers[str(k)] for k in self.wanted if str(k) in workers}
+            why = {k: addresses.silence(self.hosts[k]) for k in found}
             self.known = {
                 k: worker["process"]
                 for k, worker in found.items()
-                if worker["silent"] < GONE
-                and addresses.silence(self.hosts[k]) != CLOSED
+                if worker["silent"] < GONE and why[k] != CLOSED
             }
+            self.silent = [
+                f"worker {k}: {why[k]} at {self.hosts[k]}" for k in self.known if why[k]
+            ]
         return self.known
 
     def _look(self, session, now):
@@ -110,9 +114,9 @@ class Neighbours:
         """Returns what `work()` returns, in a thread that is left behind if it hangs.
 
         A remote call cannot be cancelled. Raises an error of TensorFlow's if one of
-        those `needed` is gone.
+        those `needed` is gone. Ends the program if one lives, and does not answer.
         """
-        made, began = [], time.monotonic()
+        made = []
 
         def act():
             try:
@@ -121,12 +125,18 @@ class Neighbours:
                 made.append((None, error))
 
         thread = threading.Thread(target=act, daemon=True)
-        thread.start()
-        while thread.is_alive():
+
+        def missing():
             thread.join(1)
-            if thread.is_alive() and time.monotonic() - began > LONG:
-                if needed.keys() - self._who().keys():
-                    raise tf.errors.UnavailableError(None, None, "one does not answer")
+            if thread.is_alive() and needed.keys() - self._who().keys():
+                raise tf.errors.UnavailableError(None, None, "one does not answer")
+            # Who sends heartbeats and does not answer may be behind a firewall.
+            return self.silent[0] if thread.is_alive() and self.silent else ""
+
+        thread.start()
+        thread.join(LONG)
+        while thread.is_alive():
+            link.wait(missing, self.args, max(self.args.patience, 2 * GONE))
         ((value, error),) = made
         if error:
             raise error
