@@ -99,8 +99,10 @@ def start(
 def run(case: Case, where: pathlib.Path) -> dict:
     """Makes a run; returns dict(statuses, alive, result, next, lines)."""
     copy, logdir = launch.copy_of(case.folder, where), where / "logdir"
-    own = copy / "cluster" / "flags.py"
-    own.write_text(own.read_text().replace("lines=10,", "lines=100,"))
+    # A line every hundredth of the way: the first one after the kill comes soon.
+    path, ten = copy / "cluster" / "flags.py", "lines=10,"
+    assert ten in path.read_text()
+    path.write_text(path.read_text().replace(ten, "lines=100,"))
     names = ["worker-0", "worker-1"]
     names += ["ps-0"] if case.folder in registry.folders("ps") else []
     flags = ["--steps", str(STEPS[case.folder]), "--save_seconds", "2"]

@@ -559,6 +559,7 @@ def test_a_worker_that_comes_back_at_another_address(case, tmp_path):
 WALLS = [
     ("HogWild", "worker-1", "ps-0"),
     pytest.param(("Ring-All-Reduce", "worker-1", "worker-0"), marks=launch.if_thorough),
+    pytest.param(("Gossip-SGD", "worker-0", "worker-1"), marks=launch.if_thorough),
 ]
 
 

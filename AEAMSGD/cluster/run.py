@@ -147,7 +147,7 @@ class Run:
             self.report.draw_line(self.session)
             if time.monotonic() > self.checkpoints.due:
                 self.checkpoints.save(self.session)
-            self.beat.in_call = True
+            self.beat.in_call = True  # the next one may wait for a worker that moves
 
     def draw(self, name, value):
         """Adds a point to TensorBoard's curve `name`, at the global step of now."""

@@ -136,7 +136,7 @@ class Beat(threading.Thread):
         """`asked` must answer, {device: address}; `message` is a worker's heartbeat."""
         super().__init__(daemon=True)
         self.args, self.asked, self.message = args, asked, message
-        self.link, self.in_call = Link(args, server), False  # may wait for a worker
+        self.link, self.in_call = Link(args, server), False  # is the chief in a call?
         # Of the scheme: called with the board at each heartbeat, they return a sentence
         # that ends the program, or None.
         self.looks = []

@@ -27,7 +27,7 @@ LAUNCHER, AFTER = "LAUNCHED_BY", "BEGAN_AGAIN"
 LAST = 5  # seconds that a task which is told to end may take for what is left to do
 SAY = 10  # seconds between two lines about something that takes long
 
-last_acts = []  # functions that are called when TERM ends this task; link.Beat, too
+last_acts = []  # functions to call before TERM ends this task, or Beat begins it again
 
 
 class Failure(Exception):
