@@ -257,6 +257,13 @@ def test_what_others_cause_may_be_over_at_another_start(
     assert ("Traceback" in said) != others
 
 
+@pytest.mark.quick
+def test_the_sentence_has_the_reason_and_not_the_line_above_it(capsys) -> None:
+    text = "Graph execution error:\n\nFrom /job:worker/task:0:\nrefused by p:2"
+    assert task.said(tf.errors.UnavailableError(None, None, text))[1] == task.AGAIN
+    assert "UnavailableError: refused by p:2\n" in capsys.readouterr().err
+
+
 # --- Imports ------------------------------------------------------------------
 
 # What is done to a folder, and what has to be said of it.

@@ -92,9 +92,9 @@ def said(error):
 
 
 def first_line(error):
-    """Returns the first line of an error's message that says something."""
+    """Returns the first line of an error's message that does not announce another."""
     lines = [line for line in str(error).splitlines() if line.strip(" =")]
-    return lines[0] if lines else "no reason given"
+    return next((line for line in lines if not line.endswith(":")), "no reason given")
 
 
 def is_lost(error):
