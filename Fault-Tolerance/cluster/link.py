@@ -81,8 +81,7 @@ def wait(missing, args, patience, every=0.1):
             task.end_now(f"no answer in {patience:.0f} s from {what}")
         if waited > due:
             end_if_over(args)
-            left = patience - waited
-            print(f"still waiting for {what}; {left:.0f} s left", flush=True)
+            print(f"still waiting for {what}; {patience - waited:.0f} s left")
             due += task.SAY
         time.sleep(every)
 

@@ -100,6 +100,7 @@ class Run:
             if not self._is_lost(error):
                 raise
             self.session = None
+            return f"every ps: {task.first_line(error)}"
         return "every ps" if self.chief else link.chief(self.args)
 
     def _prepare(self, session, missing):
