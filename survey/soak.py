@@ -70,6 +70,7 @@ OWN = {  # flags that one scheme has
     "graph": ["ring", "exponential", "complete"],
     "issync": ["0", "1"],
 }
+WEIGHTS = ["constant", "polynomial", "hinge"]  # FedBuff's --staleness
 
 
 @functools.cache
@@ -99,11 +100,16 @@ def draw(seed: int, number: int) -> Case:
     flags += ["--window", str(window)] if "window" in known else []
     if "replicas_to_aggregate" in known and family == "ps":
         flags += ["--replicas_to_aggregate", str(rng.randint(1, workers))]
-    if "fragments" in known and window >= 5 and rng.random() < 0.3:
-        flags += ["--fragments", "2"] if window % 2 == 0 else []
+    if "fragments" in known:
+        two = window >= 5 and rng.random() < 0.3 and window % 2 == 0
+        flags += ["--fragments", "2" if two else "1"]
+        # An exchange of Decoupled-DiLoCo divides a window.
+        odd = window % 2 and folder == "Decoupled-DiLoCo"
+        flags += ["--overlap", "1"] if odd else []
     for name, values in OWN.items():
         if name in known:
-            flags += [f"--{name}", rng.choice(values)]
+            weights = folder == "FedBuff" and name == "staleness"
+            flags += [f"--{name}", rng.choice(WEIGHTS if weights else values)]
     sleeps = ["0", "0", "0.001"] + ["0.02"] * (0.02 * steps * window <= SLOWEST)
     if rng.random() < 0.5:
         slow = ",".join(rng.choice(sleeps) for _ in range(workers))
@@ -174,6 +180,8 @@ def strike(running: launch.Launch, case: Case) -> None:
     # AssertionError: it has not started yet, or has left.
     with contextlib.suppress(psutil.NoSuchProcess, AssertionError):
         task = running.task(*case.victim)
+        if "--check" in task.cmdline():  # run.sh looks at the flags; no task runs yet
+            return
         task.send_signal(signals[case.fault])
         if case.fault == "stop":
             time.sleep(case.seconds)
