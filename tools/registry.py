@@ -468,7 +468,7 @@ ENGINES = [
         "`ray job submit`, a Ray task in each bundle",
         "Ray, that task, at the same address",
         "`ray job submit ... job.py HogWild/hogwild.py`",
-        "Ray 2.60.0, 2026-11-22",
+        "Ray 2.60.0, 2026-11-29",
     ),
 ]
 
