@@ -7,8 +7,7 @@ Every task is on a host of its own. One of them drops what begins a connection f
 other; all else is open, also the other direction. A run holds if it ends well, as one
 in which nobody wants to dial there, or if it ends with 138 and a task has named both
 ends within 20 seconds. A task that only serves cannot say that it dials in vain. Then
-it is enough if the others end with the address. The table of who dials whom is made of
-it.
+it is enough if another task names the address. The last lines say who dials whom.
 """
 
 from __future__ import annotations
