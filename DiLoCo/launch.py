@@ -169,10 +169,9 @@ class Launcher:
             raise End(status, None)
 
     def start(self, task):
-        """Starts a task, for the first time or again. AutoGraph writes to TMPDIR."""
-        own = {**MALLOC, "CUDA_VISIBLE_DEVICES": "", **os.environ}
-        own |= {LAUNCHER: str(os.getpid()), "TMPDIR": self.logdir, **task.environment}
-        task.start(self.command(task, self.hosts), own)
+        """Starts a task, for the first time or again."""
+        own = {**MALLOC, "CUDA_VISIBLE_DEVICES": "", **os.environ, **task.environment}
+        task.start(self.command(task, self.hosts), own | {LAUNCHER: str(os.getpid())})
 
     def run(self):
         """Starts all tasks; returns when the run has ended well, else raises End."""

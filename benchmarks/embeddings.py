@@ -98,7 +98,7 @@ SIZES = {
     "dynamic": "Dynamic-Embedding",
     "partitioned": "Partitioned-Embedding",
     "hash": "MutableHashTable alone",
-    "keras": "`tf.keras.layers.Embedding`, one process",
+    "keras": "Keras, one process",
 }
 LOSES = {
     "hash": "MutableHashTable: insert the rows that were pulled, less the gradient",

@@ -39,7 +39,7 @@ SCHEMES = {
     "Ring-All-Reduce": ["--steps=300"],
     "DiLoCo": ["--steps=10", "--learning_rate=0.01"],
     "Local-SGD": ["--steps=50"],
-    "Gossip-SGD": ["--steps=300"],
+    "Gossip-SGD": ["--steps=600"],  # half of them of each replica
     "Sharded-Data-Parallel": ["--steps=300", "--learning_rate=0.01"],
 }
 

@@ -65,7 +65,7 @@ def begin_operations():
     tables = tf.get_collection(tf.GraphKeys.TABLE_INITIALIZERS)
     inputs = [one for one in tables if one.type == "MakeIterator"]
     others = [one for one in tables if one not in inputs]
-    return [[tf.local_variables_initializer(), *others], inputs]
+    return [tf.local_variables_initializer(), others, inputs]
 
 
 def begin(session, operations):

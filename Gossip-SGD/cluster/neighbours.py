@@ -44,10 +44,9 @@ class Neighbours:
         # {worker: its process} who is there; of these, who does not answer; whose
         # replica was found.
         self.known, self.silent, self.there, self.distance = {}, [], set(), 0.0
-        self.graph, self.input = (
-            tf.get_default_graph(),
-            checkpoint.begin_operations()[1],
-        )
+        # The replica is a local variable: it goes on in the next session.
+        self.graph = tf.get_default_graph()
+        self.input = checkpoint.begin_operations()[1:]
         self.mean = tf.placeholder(tf.float32, center.shape)
         self.put = center.assign(self.mean, read_value=False)
         training.extra = self.end
@@ -93,7 +92,7 @@ class Neighbours:
         filters = [addresses.device("worker", k) for k in tasks]
         config = tf.ConfigProto(device_filters=filters)
         session = tf.Session(self.training.server.target, self.graph, config)
-        checkpoint.begin(session, [self.input])  # mini-batches begin anew
+        checkpoint.begin(session, self.input)  # mini-batches begin anew
         return session
 
     def _close(self):

@@ -192,6 +192,7 @@ def _log_to(logdir, name):
         fail(f"--logdir {logdir}: another run's {name} is writing there")
     except OSError:
         pass  # a file system without locks: Lustre, some NFS
+    os.environ["TMPDIR"] = logdir  # AutoGraph leaves files there
     redirect(log)
 
 

@@ -105,7 +105,7 @@ def end_if_over(args):
     """Ends the program with status 0 if LOGDIR has the result of the whole run."""
     step = report.step_if_over(args)
     if step is not None:
-        print(f"the run is over: {args.logdir} is at global step {step}", flush=True)
+        print(f"nothing to do: {args.logdir} is at global step {step}", flush=True)
         os._exit(0)
 
 
