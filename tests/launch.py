@@ -60,6 +60,8 @@ def thorough(usual: int, thorough: int) -> int:
     return thorough if THOROUGH else usual
 
 
+# A limit is for what hangs. With THOROUGH=1 four clusters at once start more slowly.
+PATIENT = thorough(1, 5)
 if_thorough = pytest.mark.skipif(not THOROUGH, reason="THOROUGH=1 tries it")
 
 
@@ -239,7 +241,7 @@ class Launch:
 
     def wait_for(self, text: str, seconds: float = 90) -> str:
         """Returns the first line that holds `text`; raises if the process ends."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENT * seconds
         while time.monotonic() < end:
             for line in list(self.lines):
                 if text in line:
@@ -251,7 +253,7 @@ class Launch:
 
     def wait(self, seconds: float = 150) -> int:
         """Returns the exit status, the output read to its end."""
-        status = self.process.wait(seconds)
+        status = self.process.wait(PATIENT * seconds)
         self.reader.join(10)
         return status
 
@@ -343,7 +345,7 @@ def wait_until(
     test: Callable[[], object], seconds: float, run: Launch | None = None
 ) -> None:
     """Returns once `test()` holds; fails after `seconds`, or once `run` has ended."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENT * seconds
     while not test():
         assert run is None or run.process.poll() is None, run.output
         assert time.monotonic() < end, run.output if run else "too late"

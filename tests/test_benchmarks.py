@@ -387,7 +387,8 @@ def test_every_script_runs(script: str, tmp_path: Path) -> None:
         pytest.skip(hosts.missing())
     path = f"benchmarks/{script}.py"
     command = sys.executable, path, "--quick", "--out", tmp_path
-    done = tree.run(*command, timeout=800)
+    command += "--timeout", runs.TIMEOUT * launch.PATIENT
+    done = tree.run(*command, timeout=800 * launch.PATIENT)
     assert done.returncode == 0, done.stderr
     made = {
         (file.stem, title)

@@ -49,7 +49,8 @@ def here(engine):
 def run_sh(engine, *arguments, **env):
     """Returns the finished process of an engine's run.sh."""
     command = ["bash", ENGINES / engine / "run.sh", *arguments]
-    return tree.run(*command, env=launch.environment(**env))
+    limit = 120 * launch.PATIENT
+    return tree.run(*command, env=launch.environment(**env), timeout=limit)
 
 
 @contextlib.contextmanager
