@@ -229,7 +229,7 @@ def test_who_comes_when_the_run_is_over_is_told(steps, clock, ends, tmp_path, ca
         link.wait(lambda: "ps 0", flags_of(tmp_path, steps=steps), 60)
     assert end.value.args == (0,) and clock.now < 106
     said = capsys.readouterr().out
-    assert said == f"the run is over: {tmp_path} is at global step 100\n"
+    assert said == f"nothing to do: {tmp_path} is at global step 100\n"
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ def test_who_comes_after_the_end(folder, tmp_path):
     with (WorkersByHand if peers else ByHand)(copy, *flags) as run:
         late = run.start(1) if peers else run.start("worker", 1)
         assert late.wait(60) == 0, late.output
-    one_sentence(late, f"the run is over: {logdir} is at global step 40")
+    one_sentence(late, f"nothing to do: {logdir} is at global step 40")
 
 
 @pytest.mark.parametrize(
