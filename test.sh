@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Sets up the development environment if needed, then lints and runs the tests.
 #   bash test.sh                             everything that a change can break
-#   bash test.sh --quick                     without tasks, in 1 to 2 minutes
-#   THOROUGH=1 bash test.sh                  all combinations, in about 3 hours
+#   bash test.sh --quick                     without tasks, in 2 to 4 minutes
+#   THOROUGH=1 bash test.sh                  all combinations, in 3 to 4 hours
 #   bash test.sh tests/test_copies.py -x     pytest's own arguments
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # sh run.sh
 set +o posix

@@ -171,6 +171,7 @@ def table(cells, engines, examples):
         known = [one for one in mine.values() if one]
         # Without the engine's own name, which the first column has already.
         names = {one["version"].removeprefix(f"{engine.lower()} ") for one in known}
+        dates = [one["date"] for one in known]
         seconds = [one["seconds"] for one in known]
         least, middle, most = min(seconds), statistics.median(seconds), max(seconds)
         left = [name for name, one in mine.items() if one is None]
@@ -183,7 +184,7 @@ def table(cells, engines, examples):
             [
                 f"[{engine}]({engine}/)",
                 ", ".join(sorted(names)),
-                max(one["date"] for one in known),
+                " to ".join(sorted({min(dates), max(dates)})),
                 f"{sum(not one['wrong'] for one in known)} of {len(known)}",
                 f"{middle:.0f} ({least:.0f} to {most:.0f})",
                 ", ".join(left),

@@ -44,7 +44,7 @@ class Neighbours:
         # {worker: its process} who is there; of these, who does not answer; whose
         # replica was found.
         self.known, self.silent, self.there, self.distance = {}, [], set(), 0.0
-        # The replica is a local variable: it goes on in the next session.
+        # Not the local variables: the replica is one, and is kept.
         self.graph = tf.get_default_graph()
         self.input = checkpoint.begin_operations()[1:]
         self.mean = tf.placeholder(tf.float32, center.shape)
