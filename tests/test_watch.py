@@ -262,7 +262,7 @@ def test_a_trace_with_something_missing_is_counted_and_not_drawn() -> None:
 
 @pytest.mark.quick
 def test_a_trace_that_costs_more_is_made_more_seldom(tmp_path: Path) -> None:
-    """However much the cost changes, there is one trace in a slot."""
+    """After the first, however much the cost changes, there is one trace in a slot."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as line:
         line.bind(path)
@@ -276,8 +276,9 @@ def test_a_trace_that_costs_more_is_made_more_seldom(tmp_path: Path) -> None:
             cost = 0.9 if len(traced) % 2 else 1.1  # times what 16 s allow
             recorder._costs(tenth / 10, cost * 16 * watch_recorder.BUDGET)
             traced.append(tenth / 10)
-    assert 1000 / 32 <= len(traced) <= 1000 / 16
-    assert all(time % 16 == 0 for time in traced[1:])
+    assert traced[:3] == [100, 101, 102]
+    assert 1000 / 32 <= len(traced[3:]) <= 1000 / 16
+    assert all(time % 16 == 0 for time in traced[3:])
 
 
 Shape = watch_numbers.Shape
@@ -636,17 +637,19 @@ def coloured(lane: int, seconds: float, colour: str = "gradient") -> str:
 def test_a_page_shows_a_kill_and_a_restart(tmp_path: Path) -> None:
     """HogWild: the lane of a killed worker is empty, and then full again."""
     logdir = str(tmp_path / "logdir")
-    flags = ["--steps", "700", "--slow_workers", "0.03", "--logdir", logdir]
+    flags = ["--steps", "400", "--slow_workers", "0.1", "--logdir", logdir]
     with watching("HogWild", *flags) as (process, address, _):
         found = browse(
             {"open": address},
-            {"wait": f"{coloured(1, 1)} > 0.3 && {coloured(2, 1)} > 0.3"},
+            {
+                "wait": f"{coloured(1, 1)} > 0.3 && {coloured(2, 1)} > 0.3",
+                "seconds": 180,  # the tasks start
+            },
             {"name": "one", "evaluate": "view.toDataURL()"},
             {"sleep": 0.3, "name": "two", "evaluate": "view.toDataURL()"},
             {"click": "#acts-2 [data-do=kill]"},
-            {"wait": f"{coloured(2, 1)} < 0.01"},
-            {"name": "others", "evaluate": coloured(1, 1)},
-            {"name": "say", "evaluate": "document.getElementById('say').textContent"},
+            {"wait": f"{coloured(2, 1)} < 0.01 && {coloured(1, 1)} > 0.3"},
+            {"wait": "$('say').textContent.startsWith('Worker 1 ')"},
             {"wait": f"{coloured(2, 1)} > 0.3"},
             {"wait": "end !== null", "seconds": 120},
             {"sleep": 1.5},
@@ -662,12 +665,10 @@ def test_a_page_shows_a_kill_and_a_restart(tmp_path: Path) -> None:
         assert process.wait(30) == 0
     result = json.loads((Path(logdir) / "result.json").read_text())
     assert found["one"] != found["two"]
-    assert found["others"] > 0.3
-    assert found["say"].startswith("Worker 1 ")
     assert found["accuracy"] == f"{result['test_accuracy']:.4f}"
     assert found["state"] == "ended with status 0"
     assert any(step and step > 5 for step in found["back"])
-    assert found["now"]["step"] == result["global_steps"] == 700
+    assert found["now"]["step"] == result["global_steps"] == 400
 
 
 @if_browser
@@ -675,16 +676,18 @@ def test_a_page_shows_a_kill_and_a_restart(tmp_path: Path) -> None:
 def test_a_page_shows_who_waits_for_a_frozen_worker(tmp_path: Path) -> None:
     """Synchronous-SGD; the numbers of the page are the run's own; shots are taken."""
     logdir = str(tmp_path / "logdir")
-    flags = ["--steps", "300", "--slow_workers", "0.03", "--logdir", logdir]
+    flags = ["--steps", "200", "--slow_workers", "0.1", "--logdir", logdir]
+    frozen = r"Worker 1 is frozen: worker 0 has reported no round for \d+ s\."
     with watching("Synchronous-SGD", *flags) as (process, address, _):
         found = browse(
             {"open": address},
-            {"wait": f"{coloured(1, 1)} > 0.2"},
-            {"name": "before", "evaluate": coloured(1, 1, "hatch")},
+            {
+                "wait": f"{coloured(1, 1)} > 0.2 && {coloured(1, 1, 'hatch')} < 0.08",
+                "seconds": 180,  # the tasks start
+            },
             {"click": "#acts-2 [data-do=freeze]"},
-            {"wait": f"{coloured(1, 1)} < 0.01"},
-            {"sleep": 1, "name": "waits", "evaluate": coloured(1, 1, "hatch")},
-            {"name": "say", "evaluate": "$('say').textContent"},
+            {"wait": f"{coloured(1, 1)} < 0.01 && {coloured(1, 1, 'hatch')} > 0.08"},
+            {"wait": f"/^{frozen}$/.test($('say').textContent)"},
             {"click": "#acts-2 [data-do=freeze]"},
             {"wait": f"{coloured(1, 1)} > 0.2"},
             {"wait": "end !== null", "seconds": 120},
@@ -694,13 +697,9 @@ def test_a_page_shows_who_waits_for_a_frozen_worker(tmp_path: Path) -> None:
             {"name": "stretched", "evaluate": STRETCHED},
         )
     result = json.loads((Path(logdir) / "result.json").read_text())
-    assert found["waits"] > 0.08 > found["before"]
-    assert re.fullmatch(
-        r"Worker 1 is frozen: worker 0 has reported no round for \d+ s\.", found["say"]
-    )
     assert found["accuracy"] == f"{result['test_accuracy']:.4f}"
     now = found["now"]
-    assert now["step"] == result["global_steps"] == 300
+    assert now["step"] == result["global_steps"] == 200
     rounds = {str(k): now["tasks"][f"worker {k}"]["rounds"] for k in (0, 1)}
     assert rounds == result["rounds_per_worker"]
     assert now["dropped"] == result["gradients_dropped"]

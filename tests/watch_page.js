@@ -15,12 +15,13 @@ async function main() {
     page.on("pageerror", (error) => errors.push(String(error)));
     page.on("console", (said) => said.type() === "error" && errors.push(said.text()));
     await page.setViewport({ width: 1280, height: 900 });
-    for (const step of plan.steps) {
+    for (const [n, step] of plan.steps.entries()) {
       if (step.open) await page.goto(step.open, { waitUntil: "load" });
       if (step.sleep) await new Promise((done) => setTimeout(done, 1000 * step.sleep));
       if (step.wait)
-        await page.waitForFunction(step.wait, { timeout: 1000 * (step.seconds || 60) }).catch((error) => {
-          throw new Error(`${step.wait}: ${error.message}`);
+        await page.waitForFunction(step.wait, { timeout: 1000 * (step.seconds || 60) }).catch(async (error) => {
+          const says = await page.evaluate(() => document.body.innerText.replace(/\n+/g, " | "));
+          throw new Error(`step ${n}, ${step.wait.split("\n").pop()}: ${error.message}; the page: ${says}`);
         });
       if (step.click) await page.click(step.click);
       if (step.name) found[step.name] = await page.evaluate(step.evaluate);

@@ -38,6 +38,7 @@ CALL = 0.4  # seconds that a call may take: what it did is known at its end
 BUDGET = 0.005  # of the time that traced calls may cost
 SLOTS = 1, 64  # seconds between two traced calls, at least and at most
 KNOWN = 5  # calls of a size before one of them is traced, and the first beside
+FIRST = 2  # traces that cost most, and may not be whole: the next comes a second later
 MOST = 5000  # messages that wait for a watch.py that is slow; older ones are lost
 
 
@@ -48,6 +49,7 @@ class Recorder:
         self.waiting = collections.deque(maxlen=MOST)
         self.open = {}  # group: when its call began that is not back
         self.next = 0.0  # when a call is to be traced again, seconds since 1970
+        self.traced = 0
         self.known = {}  # id of what a call fetches: its group
         self.line = socket.socket(socket.AF_UNIX)
         self.line.connect(path)
@@ -94,8 +96,9 @@ class Recorder:
 
     def _costs(self, begin, seconds):
         """Traces so seldom that calls which cost so much more take BUDGET."""
+        self.traced += 1
         every, most = SLOTS
-        while every < min(seconds / BUDGET, most):
+        while self.traced > FIRST and every < min(seconds / BUDGET, most):
             every *= 2
         self.next = (begin // every + 1) * every  # so those of several workers meet
 
