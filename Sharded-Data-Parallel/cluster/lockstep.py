@@ -28,6 +28,8 @@ class Stats(stats.Stats):
         own = dict(collections=[tf.GraphKeys.LOCAL_VARIABLES], use_resource=True)
         start = self.step.read_value()
         self.number = tf.Variable(start, trainable=False, name="number", **own)
+        if not self.chief:  # a loss may read it, but nothing that is on another worker
+            tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)[:] = [self.number]
 
     def read_step(self, after=()):
         """Returns the count of updates, int64 on this worker."""
@@ -44,8 +46,7 @@ class Stats(stats.Stats):
         with tf.control_dependencies([number]):
             done = [self.number.assign_add(1, read_value=False)]
             if self.chief:
-                if sent is None:
-                    sent = traffic(stats.size(reduced), self.workers)
+                sent = sent or traffic(stats.size(reduced), self.workers)
                 done += self._count(sent, examples)
         with tf.control_dependencies(done):
             packed = tf.stack([number + 1, tf.zeros_like(number), APPLIED])
@@ -55,10 +56,9 @@ class Stats(stats.Stats):
         every = np.zeros([self.workers, len(COUNTERS)], np.int64)
         every[0, COUNTERS.index("updates")] = 1  # counted once
         every[:, COUNTERS.index("rounds")] = 1
-        # To the byte in the sum of all rows.
-        ends = np.arange(self.workers + 1) * sent
+        ends = np.floor(np.arange(self.workers + 1) * sent + 0.5)  # to the byte in all
         for name in ("pushed", "pulled"):
-            every[:, COUNTERS.index(name)] = np.diff(np.floor(ends + 0.5))
+            every[:, COUNTERS.index(name)] = np.diff(ends)
         rows, now = list(range(self.workers)), tf.timestamp()
         every = every + self.row(examples=1) * tf.cast(examples, tf.int64)
         times = tf.tile(tf.stack([[-now, now]]), [self.workers, 1])
