@@ -434,6 +434,8 @@ class Run:
         return self.chief.stats.summary(self.chief.session)
 
     def counters(self) -> dict[str, list[int]]:
-        """Returns the columns of the counters, an element for each worker."""
-        table = self.chief.session.run(self.chief.stats.counters)[: len(self.workers)]
+        """Returns the columns of the counters, an element for each worker there was."""
+        table = self.chief.session.run(self.chief.stats.counters)
+        used = 1 + np.flatnonzero(table.any(axis=1))
+        table = table[: max([len(self.workers), *used])]
         return {name: table[:, i].tolist() for i, name in enumerate(stats.COUNTERS)}
