@@ -87,7 +87,7 @@ RUNTIME = {
     "values that do not fit": (
         "def loss(w, x):\n"
         "    return value(w, tf.ensure_shape(tf.concat([x, x], 0), [32]))\n",
-        "InvalidArgumentError: Shape of tensor",
+        "is not compatible with expected shape [32]",
     ),
 }
 TABLE_IN_LOSS = """
@@ -175,6 +175,8 @@ FOLDERS = [
             (folder, how)
             for folder in ("HogWild", "DOWNPOUR", "Synchronous-SGD", "Local-SGD")
             for how in RUNTIME
+            # In the body of a loop: test_a_table_that_the_loss_makes.
+            if folder in ("HogWild", "Synchronous-SGD") or "table" not in how
         ],
     ),
 )
