@@ -39,7 +39,7 @@ class Checkpoints:
         except (tf.errors.OpError, ValueError) as error:
             if is_lost(error):
                 raise
-            reason = first_line(str(error).rpartition("Original error:")[2])
+            reason = first_line(str(error).rpartition("RestoreV2'\n")[2])
             raise Failure(f"cannot resume from {path}: {reason}") from error
         self.saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
         self.step = self.step_of(session)
