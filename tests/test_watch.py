@@ -262,7 +262,7 @@ def test_a_trace_with_something_missing_is_counted_and_not_drawn() -> None:
 
 @pytest.mark.quick
 def test_a_trace_that_costs_more_is_made_more_seldom(tmp_path: Path) -> None:
-    """After the first, however much the cost changes, there is one trace in a slot."""
+    """After three, however much the cost changes, there is one trace in a slot."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as line:
         line.bind(path)

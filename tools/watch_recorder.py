@@ -49,7 +49,7 @@ class Recorder:
         self.waiting = collections.deque(maxlen=MOST)
         self.open = {}  # group: when its call began that is not back
         self.next = 0.0  # when a call is to be traced again, seconds since 1970
-        self.traced = 0
+        self.traced = 0  # calls so far
         self.known = {}  # id of what a call fetches: its group
         self.line = socket.socket(socket.AF_UNIX)
         self.line.connect(path)
@@ -95,7 +95,7 @@ class Recorder:
         return text
 
     def _costs(self, begin, seconds):
-        """Traces so seldom that calls which cost so much more take BUDGET."""
+        """Traces so seldom, after the FIRST, that what they cost more is BUDGET."""
         self.traced += 1
         every, most = SLOTS
         while self.traced > FIRST and every < min(seconds / BUDGET, most):

@@ -39,8 +39,8 @@ class Checkpoints:
         except (tf.errors.OpError, ValueError) as error:
             if is_lost(error):
                 raise
-            reason = first_line(str(error).rpartition("RestoreV2'\n")[2])
-            raise Failure(f"cannot resume from {path}: {reason}") from error
+            why = first_line(str(error).rpartition("RestoreV2'\n")[2])  # after the node
+            raise Failure(f"cannot resume from {path}: {why}") from error
         self.saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
         self.step = self.step_of(session)
         self.due = time.monotonic() + self.args.save_seconds

@@ -28,7 +28,7 @@ class Stats(stats.Stats):
         own = dict(collections=[tf.GraphKeys.LOCAL_VARIABLES], use_resource=True)
         start = self.step.read_value()
         self.number = tf.Variable(start, trainable=False, name="number", **own)
-        if not self.chief:  # a loss may read it, but nothing that is on another worker
+        if not self.chief:  # a loss that reads the chief's would end the chief's call
             tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)[:] = [self.number]
 
     def read_step(self, after=()):
