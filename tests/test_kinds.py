@@ -43,6 +43,8 @@ SCHEMES = {
     "Gossip-SGD": ["--steps=600"],  # half of them of each replica
     "Sharded-Data-Parallel": ["--steps=300", "--learning_rate=0.01"],
 }
+# With the outer momentum of 0.9 the GAN diverges.
+MORE = {("gan", "DiLoCo"): ["--momentum=0"]}
 
 
 def copy_with(model: str, folder: str, where: pathlib.Path) -> pathlib.Path:
@@ -93,7 +95,8 @@ def test_two_workers_train(model: str, folder: str) -> None:
 def test_it_trains_as_in_one_process(model: str, folder: str) -> None:
     begin, end = alone(model, 1), alone(model, 300)
     assert end < 0.9 * begin
-    assert trained(model, folder, *SCHEMES[folder]) < begin - 0.6 * (begin - end)
+    flags = [*SCHEMES[folder], *MORE.get((model, folder), [])]
+    assert trained(model, folder, *flags) < begin - 0.6 * (begin - end)
 
 
 def test_the_page_has_each_kind() -> None:

@@ -18,7 +18,8 @@ def loss(weights, x, y):
 def build(data, batch_size, seed, worker=0, workers=1):
     """`batch` takes from the queue: what tf.train.batch returns is one mini-batch."""
     learning = parts.problem(data, [(3,)], loss, "rmse", batch_size, 0, worker, workers)
-    row = tf.train.slice_input_producer([part[worker::workers] for part in data])
+    rows = [part[worker::workers] for part in data]
+    row = tf.train.slice_input_producer(rows, seed=seed)
     queue = tf.FIFOQueue(100, [tf.float32, tf.float32], [[3], []])
     tf.train.add_queue_runner(tf.train.QueueRunner(queue, [queue.enqueue(row)]))
     return learning._replace(batch=lambda: queue.dequeue_many(batch_size))
