@@ -43,7 +43,7 @@ SCHEMES = {
     "Gossip-SGD": ["--steps=600"],  # half of them of each replica
     "Sharded-Data-Parallel": ["--steps=300", "--learning_rate=0.01"],
 }
-# With the outer momentum of 0.9 the GAN diverges.
+# At this learning rate the outer momentum of 0.9 makes the GAN diverge.
 MORE = {("gan", "DiLoCo"): ["--momentum=0"]}
 
 
