@@ -124,9 +124,8 @@ class Peers:
             if same or not ("Collective" in error.message or task.is_lost(error)):
                 raise
             logging.info("the ring is broken: %s", error)
-            time.sleep(
-                0.5
-            )  # for a moment the port of one that was killed still answers
+            # For a moment the port of one that was killed still answers.
+            time.sleep(0.5)
             self._lost(*self._closed()[:1] or [None])
             threading.Event().wait()  # another thread begins again
 
