@@ -384,7 +384,7 @@ def test_a_wrong_flag_of_diloco(flags: list, sentence: str, capsys) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("folder", [DILOCO, "Async-DiLoCo"])
+@pytest.mark.parametrize("folder", [DILOCO, "Async-DiLoCo", "Decoupled-DiLoCo"])
 def test_two_steps_of_adamw(folder: str) -> None:
     """By hand, with the gradients 1 and 2, η = 0.1 and a weight decay of 0.5.
 

@@ -64,10 +64,10 @@ def centers_by_rule(folder: str, count: int, start: np.ndarray) -> list:
     elif folder == "DOWNPOUR":
         out = rules.downpour(schedule, a, start, 2, 0.1, 1.0)
     elif folder == "Async-DiLoCo":
-        inner = [rules.adamw(0.1, 0.0)]
+        inner = [rules.adamw(0.1, 0.5)]
         out = rules.async_diloco(schedule, a, start, [2], inner, 0.7, 0.9, 1)
     elif folder == "Decoupled-DiLoCo":  # alone, T = 1
-        inner = [rules.adamw(0.1, 0.0)]
+        inner = [rules.adamw(0.1, 0.5)]
         out = rules.async_diloco(schedule, a, start, [1], inner, 0.7, 0.9, 1)
     elif folder == "FedBuff":
         out = rules.fedbuff(schedule, a, start, 2, 0.1, 1, 1, rules.s_of("constant"))
@@ -95,7 +95,8 @@ def test_one_worker_in_calls_is_its_rule(folder: str, count: int, num_ps: int) -
     expected = centers_by_rule(folder, steps, start)
     options = dict(start=start, streams=STREAMS[:1], num_ps=num_ps, rounds=count)
     near = dict(rtol=1e-4, atol=1e-5)
-    with Run(folder, f"--steps={steps}", **options) as run:
+    decay = ["--weight_decay=0.5"] if "--weight_decay=0" in SCHEMES[folder] else []
+    with Run(folder, f"--steps={steps}", *decay, **options) as run:
         pushes = []
         for _ in range(2):
             pushes += run.chief.call()
