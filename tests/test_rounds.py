@@ -95,6 +95,7 @@ def test_one_worker_in_calls_is_its_rule(folder: str, count: int, num_ps: int) -
     expected = centers_by_rule(folder, steps, start)
     options = dict(start=start, streams=STREAMS[:1], num_ps=num_ps, rounds=count)
     near = dict(rtol=1e-4, atol=1e-5)
+    # The traces have no weight decay, so that they can be followed by hand.
     decay = ["--weight_decay=0.5"] if "--weight_decay=0" in SCHEMES[folder] else []
     with Run(folder, f"--steps={steps}", *decay, **options) as run:
         pushes = []
